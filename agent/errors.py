@@ -8,6 +8,7 @@ AgentError
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
   +- TooMany       a container made more cgroups than are looked at
   +- Unsettled     threads start faster than they are moved; the next pass continues
+  +- Unfinished    a container has more cgroups than are moved at once; the next pass continues
 
 Errors of the API server are not among them: see `apiserver.errors.APIError`.
 """
@@ -53,3 +54,7 @@ class TooMany(AgentError):
 
 class Unsettled(AgentError):
     """A move of threads reached its bound: some thread may be elsewhere."""
+
+
+class Unfinished(AgentError):
+    """A move of cgroups reached its bound: the container has its old CPUs besides."""

@@ -141,7 +141,7 @@ class Cpusets(Protocol):
         ...
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set."""
+        """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set."""
         ...
 
 

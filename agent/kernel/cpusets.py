@@ -7,12 +7,12 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone, Refused, TooMany
-from agent.kernel.cgroupfs import CPUS, V1, is_crowded, read_cpus, subfolders, write_text
+from agent.errors import Gone, Refused, TooMany, Unfinished
+from agent.kernel.cgroupfs import CPUS, V1, is_crowded, read_cpus, subfolders
 from agent.kernel.open_files import OpenFiles
+from agent.kernel.subtrees import Subtrees, cpuset_text, put
 from agent.kernel.tasks import tasks_below
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
-from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -36,6 +36,7 @@ class KernelCpusets:
         self._folder = lru_cache(MOST_CGROUPS)(hierarchy.folder)
         self._usual_file = lru_cache(MOST_CGROUPS)(self._usual_file_of)
         self._files = OpenFiles()
+        self._subtrees = Subtrees()
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
@@ -75,7 +76,7 @@ class KernelCpusets:
         return f"{self._folder(cgroup)}/{CPUS}"
 
     def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Write `cpuset.cpus`; raise Gone, Refused (with the errno in words), or ValueError for an empty set.
+        """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
         Child cgroups that the container made are changed too, and the affinities of its threads are restored
         afterwards.
@@ -83,6 +84,14 @@ class KernelCpusets:
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
         self.last_written[cgroup] = cpus
+        try:
+            self._write_below(cgroup, cpus)
+        except Unfinished:
+            self.last_written[cgroup] = self.written(cgroup)
+            raise
+
+    def _write_below(self, cgroup: str, cpus: CPUSet) -> None:
+        """Write a cgroup's CPUs, on v1 after adding them to those above if that is why the kernel refuses them."""
         try:
             self._write(cgroup, cpus)
         except Refused:
@@ -104,12 +113,9 @@ class KernelCpusets:
         """
         folder = self._folder(cgroup)
         if not subfolders(folder, 1) or (self.version != V1 and is_crowded(folder)):
-            self._files.write(self.file(cgroup), _text(cpus))
-            return
-        try:
-            _move(folder, cpus)
-        except RecursionError as error:
-            raise Refused(f"{folder}: its cgroups are nested too deeply to be moved one by one") from error
+            self._files.write(self.file(cgroup), cpuset_text(cpus))
+        else:
+            self._subtrees.move(folder, cpus)
 
     def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
         folder = self._folder(cgroup)
@@ -136,51 +142,15 @@ class KernelCpusets:
         if not cpus <= had:  # if the cgroup has the CPUs, its ancestors have them too
             above = _above(cgroup)
             self.widen(above, cpus)
-            _put(folder, had | cpus if had else self.read(above))
+            put(folder, had | cpus if had else self.read(above))
 
     def keep(self, cgroups: Collection[str]) -> None:
         """Keep the files of these cgroups open and close all others."""
         self._files.keep({file(cgroup) for cgroup in cgroups for file in (self._usual_file, self.file)})
+        self._subtrees.keep({self._folder(cgroup) for cgroup in cgroups})
         for cgroup in self.last_written.keys() - cgroups:
             del self.last_written[cgroup]
 
 
 def _above(cgroup: str) -> str:
     return cgroup.rpartition("/")[0]
-
-
-def _move(folder: Path, cpus: CPUSet) -> None:
-    """Move a cgroup and its children to `cpus`.
-
-    On v1 a parent must have all CPUs of its children at every moment, which decides the order.
-    """
-    children = subfolders(folder)
-    old = read_cpus(f"{folder}/{CPUS}") if children else EMPTY
-    if children and old != cpus:
-        _put(folder, old | cpus)
-        for child in children:
-            _move_child(child, old, cpus)
-    _put(folder, cpus)
-
-
-def _move_child(child: Path, old: CPUSet, new: CPUSet) -> None:
-    """Give a child that had all of the old set all of the new one.
-
-    Otherwise keep what the new set leaves of its own, or all of the new one.
-    """
-    with suppress(
-        Gone, Refused
-    ):  # Refused: a v2 child without the controller, which uses its parent's CPUs anyway
-        had = read_cpus(f"{child}/{CPUS}")
-        if had:
-            _move(child, new if had == old else had & new or new)
-
-
-def _put(folder: Path, cpus: CPUSet) -> None:
-    write_text(f"{folder}/{CPUS}", _text(cpus))
-
-
-@lru_cache(maxsize=1024)
-def _text(cpus: CPUSet) -> str:
-    """Format a CPU list; cached, because hundreds of containers share a few lists."""
-    return str(cpus)

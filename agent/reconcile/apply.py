@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import AgentError, Gone, Refused, Unsettled
+from agent.errors import AgentError, Gone, Refused, Unfinished, Unsettled
 from agent.node_state import Path
 from agent.reconcile.exposure import note_right
 from agent.reconcile.runtime_sync import CALL_SECONDS, CreatedUpdates
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pinning.planning.task_parts import Parts
 
 AT_ONCE: Final = 64  # cgroups written between two yields to the event loop: about 2 ms
+CONTINUES_SECONDS: Final = 1.0  # until a move of very many cgroups continues
 CALLS: Final = 8  # concurrent calls of the runtime; more are no faster
 
 logger = logging.getLogger(__name__)
@@ -163,6 +165,10 @@ class Applier:
             self._put(record, record.cgroup, action)
         except Refused:
             return None
+        except Unfinished as error:
+            with suppress(AgentError):
+                record.wrote(self._cgroups.cpusets.read(record.cgroup), self._clock.text(), Path.CGROUP)
+            return self._failed(record, error, CONTINUES_SECONDS)
         except Unsettled as error:
             # The read-back decides: a container with a written cpuset no longer uses the CPUs of others
             unsettled = error
@@ -253,11 +259,12 @@ class Applier:
             record.retry.failed(reason, self._clock.monotonic())
         return found <= cpus
 
-    def _failed(self, record: ContainerRecord, error: Exception) -> bool:
-        """Record the error; a removed container needs no action and blocks none."""
+    def _failed(self, record: ContainerRecord, error: Exception, longest: float = math.inf) -> bool:
+        """Record the error, with the longest time in seconds until the next try; one of a removed container blocks nothing."""
         if isinstance(error, Gone):
             return True
-        record.retry.failed(str(error) or "no answer in time", self._clock.monotonic())
+        now = self._clock.monotonic()
+        record.retry.failed(str(error) or "no answer in time", now, latest=now + longest)
         return False
 
 

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from agent.errors import Gone, Refused, Unavailable
+from agent.errors import Gone, Refused, Unavailable, Unfinished
 from agent.node_state import Path as By
+from agent.reconcile.apply import CONTINUES_SECONDS
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
@@ -150,6 +151,27 @@ def test_owner_waits_until_others_have_left_its_cpus(node: FakeNode) -> None:
     node.cgroups.errors.clear()
     node.time.now += 60
     assert container(node.run(), "a").is_pinned
+    assert (node.cpus(owner), node.cpus(other)) == ("1,5", "0,2-4,6-7")
+
+
+def test_move_of_very_many_cgroups_continues_in_the_next_passes(node: FakeNode) -> None:
+    """Until it ends the container fails and is reported on CPUs that it has not left, and no foreign write is seen."""
+    node.add("b", PLAIN)
+    other = node.start("b")
+    node.cgroups.errors[node.cgroup(other)] = Unfinished("has more than 1024 cgroups")
+    node.add("a", TWO)
+    owner = node.start("a")
+    for _ in range(5):
+        state = node.run()
+        assert (state.failures, state.conflicts) == (("test/pod-b/c0",), ())
+        found = container(state, "a")
+        assert not found.is_pinned or found.intruders == ("test/pod-b/c0",)
+        assert node.cpus(other) == "0-7"
+        assert other not in dict(node.runtime.calls)
+        node.time.now += CONTINUES_SECONDS + 0.01
+    node.cgroups.errors.clear()
+    state = node.run()
+    assert (state.failures, container(state, "a").intruders) == ((), ())
     assert (node.cpus(owner), node.cpus(other)) == ("1,5", "0,2-4,6-7")
 
 

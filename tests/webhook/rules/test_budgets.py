@@ -378,7 +378,7 @@ def test_a_dropped_budget_is_told() -> None:
 
 @pytest.mark.parametrize(("words", "resource"), [(REQUIRE, WHOLE), (ISOLATE, ISOLATED)])
 def test_no_cores_are_counted_for_a_dropped_pool(words: dict[str, str], resource: str) -> None:
-    """The mutating webhook had them counted; the pod is refused before a node loses them to nobody."""
+    """The mutating webhook had them counted; the pod is refused before a node loses them."""
     stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}, annotations=words))
     verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
     assert fields(verdict.causes) == [f"spec.containers[1].resources.requests[{resource}]"]

@@ -1,0 +1,123 @@
+"""Cgroups below a container's are moved a bounded number at once, in plain folders of cgroup v1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agent.kernel.subtrees
+from agent.errors import Unfinished
+from agent.kernel.cgroupfs import write_text
+from agent.kernel.subtrees import TURN_SECONDS, Subtrees
+from pinning.machine.cpuset import CPUSet
+from tests.environments.node.cgroup_trees import ONE, make_cgroup, make_root, opened, written
+
+MOST = 5
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cgroup of a container on CPUs 0-5; five cgroups below it are moved at once."""
+    monkeypatch.setattr(agent.kernel.subtrees, "MOST_CGROUPS", MOST)
+    folder = make_root(tmp_path, 1) / ONE[1:]
+    for above in (folder.parent.parent, folder.parent):
+        make_cgroup(above, 1)
+    return make_cgroup(folder, 1, "0-5")
+
+
+def sets(folder: Path) -> Counter[str]:
+    """Return how many cgroups below one have which CPUs."""
+    return Counter(str(written(found.parent)) for found in folder.glob("*/**/cpuset.cpus"))
+
+
+def moved(subtrees: Subtrees, folder: Path, cpus: str) -> int:
+    """Move a cgroup, and return the number of calls."""
+    for calls in range(1, 100):
+        try:
+            subtrees.move(folder, CPUSet.parse(cpus))
+        except Unfinished:
+            continue
+        return calls
+    raise AssertionError(f"{folder} was not moved")
+
+
+@pytest.mark.parametrize("cpus", ["4-7", "6-7", "0-7", "1"], ids=["partly", "elsewhere", "larger", "smaller"])
+@pytest.mark.parametrize("nested", [0, 3])
+def test_a_move_continues_where_it_reached_its_bound(one: Path, nested: int, cpus: str) -> None:
+    """All cgroups have the new CPUs in the end, and the container has its old ones besides until then."""
+    children = 12 if not nested else 4
+    for number in range(children):
+        child = make_cgroup(one / f"{number:02}", 1, "0-5")
+        for below in range(nested):
+            make_cgroup(child / str(below), 1, "0-5")
+    subtrees = Subtrees()
+    with pytest.raises(Unfinished, match="has more cgroups below it than are moved at once"):
+        subtrees.move(one, CPUSet.parse(cpus))
+    assert written(one) == CPUSet.parse("0-5") | CPUSet.parse(cpus)
+    assert sets(one)["0-5"] >= children * (1 + nested) - MOST - 1
+    assert moved(subtrees, one, cpus) <= children * (1 + nested)
+    assert (str(written(one)), set(sets(one))) == (cpus, {cpus})
+
+
+def test_a_parent_has_the_cpus_of_its_children_at_every_moment(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses other writes on v1."""
+    for number in range(12):
+        make_cgroup(make_cgroup(one / f"{number:02}", 1, "0-5") / "below", 1, "0-5")
+
+    def checked(path: str, text: str) -> None:
+        write_text(path, text)
+        for found in one.glob("**/cpuset.cpus"):
+            if found.parent != one:
+                assert written(found.parent) <= written(found.parent.parent)
+
+    monkeypatch.setattr(agent.kernel.subtrees, "write_text", checked)
+    assert moved(Subtrees(), one, "4-7") > 2
+    assert set(sets(one)) == {"4-7"}
+
+
+def test_other_cpus_begin_the_move_again(one: Path) -> None:
+    """What was moved before counts as all CPUs of the container, and what it chose itself stays a choice."""
+    for number in range(12):
+        make_cgroup(one / f"{number:02}", 1, "0-5")
+    make_cgroup(one / "99", 1, "4-5")
+    subtrees = Subtrees()
+    with pytest.raises(Unfinished):
+        subtrees.move(one, CPUSet.parse("4-7"))
+    assert moved(subtrees, one, "2-5") > 1
+    assert sets(one) == {"2-5": 12, "4-5": 1}
+    with pytest.raises(Unfinished):
+        subtrees.move(one, CPUSet.parse("4-7"))
+    subtrees.keep(())
+    assert moved(subtrees, one, "4-7") > 1
+    assert str(written(one)) == "4-7"
+
+
+def test_an_unfinished_move_is_no_foreign_write(tmp_path: Path, one: Path) -> None:
+    """The agent knows that the container has its old CPUs besides."""
+    for number in range(12):
+        make_cgroup(one / f"{number:02}", 1, "0-5")
+    found = opened(tmp_path, "6.2.0")
+    calls: list[Any] = []
+    for _ in range(3):
+        try:
+            found.cpusets.write(ONE, CPUSet.parse("6-7"))
+        except Unfinished as error:
+            calls.append(error)
+            assert found.cpusets.last_written[ONE] == written(one) == CPUSet.parse("0-7")
+    assert len(calls) == 2
+    assert found.cpusets.last_written[ONE] == written(one) == CPUSet.parse("6-7")
+    found.watch.close()
+
+
+def test_a_move_ends_its_turn_after_some_cpu_time(one: Path) -> None:
+    """Each write takes the kernel the longer the more siblings there are; every call moves one cgroup at least."""
+    for number in range(3):
+        make_cgroup(make_cgroup(one / f"{number:02}", 1, "0-5") / "below", 1, "0-5")
+    assert moved(Subtrees(count(step=TURN_SECONDS + 1).__next__), one, "4-7") == 3
+    assert (str(written(one)), set(sets(one))) == ("4-7", {"4-7"})
