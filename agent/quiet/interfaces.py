@@ -26,7 +26,7 @@ class Interrupts(Protocol):
         ...
 
     def identities(self) -> dict[str, int]:
-        """Return a value by number that changes when it is freed and requested again; absent: not known."""
+        """Return a value for each interrupt, by number, that changes when the number is reused; absent: unknown."""
         ...
 
     def online(self) -> CPUSet:
@@ -34,11 +34,11 @@ class Interrupts(Protocol):
         ...
 
     def affinity(self, number: str) -> CPUSet:
-        """Return the CPUs on which it may fire; raise Refused for a text that is no list of CPUs."""
+        """Return the CPUs on which an interrupt may fire; raise Refused for a text that is no list of CPUs."""
         ...
 
     def name(self, number: str) -> str:
-        """Return the names of its actions; empty: no driver uses it."""
+        """Return the names of an interrupt's actions; empty: no driver uses it."""
         ...
 
     def of_device(self, address: str) -> tuple[str, ...]:

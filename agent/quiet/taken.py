@@ -58,7 +58,7 @@ class TakenStore:
         dropped: Iterable[str] = (),
         known: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Drop records and save others; `known` None drops the known numbers too."""
+        """Save and delete records of interrupts, and replace the known numbers; None deletes these."""
         gone = set(dropped)
         kept = {number: it for number, it in self.taken.items() if number not in gone} | dict(taken)
         texts = {} if known is None else {KNOWN: _known_text(known)}

@@ -56,7 +56,7 @@ class Command(NamedTuple):
 
 
 class SharedReads:
-    """One look at a node: make a new one for the next look, or with `again` one that reads less."""
+    """Cached reads of one scan of a node's machines; `again` returns an empty one for the next scan."""
 
     def __init__(self, roots: Roots, strangers: frozenset[int] = frozenset()) -> None:
         self.roots = roots

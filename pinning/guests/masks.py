@@ -157,7 +157,7 @@ def _by_core(cpus: CPUSet, topology: Topology) -> list[CPUSet]:
 
 
 def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
-    """Return the emulator's own CPUs by KubeVirt's cgroup, its mask, or `before`; empty if it has none."""
+    """Return the emulator's own CPUs: of KubeVirt's housekeeping cgroup, its affinity, or the last masks; else empty."""
     cpus, before = launcher.cpus, launcher.before
     if own := seen.housekeeping & cpus:
         return own

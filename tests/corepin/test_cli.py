@@ -89,6 +89,15 @@ def test_empty_file_name_is_refused(given: list[str], capsys: pytest.CaptureFixt
     assert ": it is empty: write a name, or leave the flag out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["map", "doctor"])
+def test_empty_socket_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The words of the system alone, "Invalid argument", would name neither flag nor value."""
+    main([verb, "--socket", ""])
+    captured = capsys.readouterr()
+    found = " ".join((captured.out + captured.err).split())
+    assert "--socket: it is empty: write the path of a socket, or leave the flag out" in found
+
+
 @pytest.mark.parametrize("verb", ["validate", "inject", "plan", "map", "why", "doctor"])
 def test_help_states_the_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts need them."""
