@@ -11,10 +11,11 @@ from agent.kernel.sysfs import read_topology
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import BadTopology, Topology
-from tests.machines import NAMES, capture, lscpu_text, materialise
+from tests.machines import NAMES, capture, lscpu_text, materialise, quick_folder
 from tests.tables import table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -25,9 +26,17 @@ def as_lscpu_tells(topology: Topology) -> Topology:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Topology]:
+def machine(request: pytest.FixtureRequest) -> tuple[str, Topology]:
     """Return the name of each machine and its topology."""
-    return request.param, read_topology(materialise(request.param, tmp_path_factory.mktemp("machine")))
+    with quick_folder() as folder:
+        return request.param, read_topology(materialise(request.param, folder))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder for the files of machines."""
+    with quick_folder() as folder:
+        yield folder
 
 
 def test_sysfs_and_lscpu_agree(machine: tuple[str, Topology]) -> None:
