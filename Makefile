@@ -44,10 +44,11 @@ e2e-smt: setup ## whole clusters on emulated machines with two threads per core:
 soak: setup ## containers started over NRI beside two busy loops, and their runtime restarted: 10 minutes
 	@scripts/soak
 
+# mypy knows files by their contents: a new checkout is not looked at as a whole again.
 check: setup ## formatting, lint, types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy
+	@$(BIN)/mypy --cache-dir "$${XDG_CACHE_HOME:-$$HOME/.cache}/corepin/mypy"
 
 release: setup ## build what a release consists of into dist/, of what is committed, the same bytes each time
 	@$(BIN)/python -m scripts.release $(if $(URL),--url '$(URL)') $(if $(AGAIN),--again)
