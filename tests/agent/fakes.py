@@ -7,7 +7,9 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from agent.absent import (
     NoBootingMachines,
@@ -27,10 +29,12 @@ from agent.interfaces import (
     StartState,
     StrayTasks,
 )
+from agent.kept_pod import PodDecoder
 from agent.main import load
 from agent.process import Agent, Parts
 from agent.reconcile.checkpoint import StateDir
 from agent.reconcile.reconciler import Settings
+from pinning.contract import AGENT_NAMESPACE
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
@@ -52,8 +56,10 @@ if TYPE_CHECKING:
     from agent.node_state import NodeState
     from agent.reconcile.between_passes import MachineWatch
     from agent.vm_interfaces import BootingMachines
+    from pinning.pods.types import Pod
 
 TURNS = 100  # of the event loop, more than a call that is answered at once takes
+_decoder = PodDecoder(AGENT_NAMESPACE)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -258,6 +264,14 @@ class FakeCgroups:
         return 7
 
 
+class Shown(NamedTuple):
+    """A pod of the test, and what the watch keeps of it."""
+
+    document: dict[str, Any]
+    text: bytes
+    pod: Pod
+
+
 @dataclass
 class FakePods:
     """Pods of the API."""
@@ -268,17 +282,30 @@ class FakePods:
     failures: list[AgentError] = field(default_factory=list)  # of look_up
     asked: list[str] = field(default_factory=list)
     changed: Callable[[], None] = lambda: None
+    _shown: dict[str, Shown] = field(default_factory=dict)
 
     async def look_up(self, namespace: str, name: str) -> Any:
         """Return a pod that the watch missed, or raise the next failure."""
         self.asked.append(f"{namespace}/{name}")
         if self.failures:
             raise self.failures.pop()
-        return self.missed.get(f"{namespace}/{name}")
+        found = self.missed.get(f"{namespace}/{name}")
+        return found and _decoder.decode(msgspec.json.encode(found))
 
     def pods(self) -> Mapping[str, Any]:
-        """Return the pods by uid."""
-        return self.node.documents
+        """Return the pods by uid, with the fields that the watch keeps."""
+        shown = self._shown
+        self._shown = {
+            uid: self._as_shown(shown.get(uid), document) for uid, document in self.node.documents.items()
+        }
+        return {uid: shown.pod for uid, shown in self._shown.items()}
+
+    def _as_shown(self, before: Shown | None, document: dict[str, Any]) -> Shown:
+        """Decode a pod as the watch does; one that the test has not replaced or changed is the same as before."""
+        text = msgspec.json.encode(document)
+        if before and before.document is document and before.text == text:
+            return before
+        return Shown(document, text, _decoder.decode(text))
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Report changes until cancelled."""

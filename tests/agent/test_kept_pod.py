@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,9 @@ from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.identity import runtime_uid
 from pinning.pods.resources import READ, members
 from pinning.pods.types import Pod
+from tests.agent.fakes import FakeNode
 from tests.agent.states import bound, state_of
+from tests.pinning.world import Wish
 from tests.pods import CORES, container, pod
 
 AMOUNTS = st.dictionaries(
@@ -241,3 +244,15 @@ def test_no_pod_takes_more_than_its_share(document: Any) -> None:
         tracemalloc.stop()
     assert seen.name == "demo"
     assert taken < 900_000
+
+
+def test_pods_of_the_fake_node_have_the_fields_that_the_watch_keeps(node: FakeNode) -> None:
+    """A test that reads another field would prove what no agent does. An edit in place is an edit of the API."""
+    node.add("a", Wish("2", policy="exclusive"))
+    document = node.documents["a"]
+    document["spec"]["hostname"] = "not kept"
+    shown = node.pods.pods()["a"]
+    assert (shown, "hostname" in shown["spec"]) == (PodDecoder().decode(json.dumps(document).encode()), False)
+    assert node.pods.pods()["a"] is shown
+    document["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "3"
+    assert node.pods.pods()["a"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "3"
