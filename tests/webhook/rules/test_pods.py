@@ -269,8 +269,9 @@ def test_a_resized_isolated_container_can_be_edited() -> None:
     """A resized container's annotations may change, and the warning comes only if the count changes with them."""
     edit = {"numa-policy.corepin.io/pod": "single"}
     assert changed(charged("3"), charged("3", **edit)) == Verdict()
-    [warning] = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
-    assert "still counts 2 cores" in warning.message
+    counted, uncounted = changed(charged("3", **{SMT: "require"}), charged("3")).warnings
+    assert "still counts 2 cores for container main" in counted.message
+    assert "still counts 0 cores for container other" in uncounted.message
 
 
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
