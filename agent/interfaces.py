@@ -140,8 +140,8 @@ class Cpusets(Protocol):
         """Return the NUMA nodes of the cgroup's memory (effective); empty: unknown; raise Gone, Refused."""
         ...
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
-        """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set."""
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
+        """Write `cpuset.cpus`; children that had `before` follow; raise Gone, Refused, Unfinished, ValueError if empty."""
         ...
 
 

@@ -13,6 +13,7 @@ from agent.kernel.open_files import OpenFiles
 from agent.kernel.subtrees import Subtrees, cpuset_text, put
 from agent.kernel.tasks import tasks_below
 from agent.kernel.thread_pins import kernel_forgets_pins, restore_pins, save_pins
+from pinning.machine.cpuset import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -75,38 +76,39 @@ class KernelCpusets:
         """Return the path of `cpuset.cpus`."""
         return f"{self._folder(cgroup)}/{CPUS}"
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
         Child cgroups that the container made are changed too, and the affinities of its threads are restored
-        afterwards.
+        afterwards. A runtime writes a container's cgroup alone, and on v1 its children keep their CPUs then: those
+        that have all of `before` follow, too.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
         self.last_written[cgroup] = cpus
         try:
-            self._write_below(cgroup, cpus)
+            self._write_below(cgroup, cpus, before)
         except Unfinished:
             self.last_written[cgroup] = self.written(cgroup)
             raise
 
-    def _write_below(self, cgroup: str, cpus: CPUSet) -> None:
+    def _write_below(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
         """Write a cgroup's CPUs, on v1 after adding them to those above if that is why the kernel refuses them."""
         try:
-            self._write(cgroup, cpus)
+            self._write(cgroup, cpus, before)
         except Refused:
             if self.version != V1:
                 raise
             self.widen(_above(cgroup), cpus)
-            self._write(cgroup, cpus)
+            self._write(cgroup, cpus, before)
 
-    def _write(self, cgroup: str, cpus: CPUSet) -> None:
+    def _write(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
         if self.forgets_pins:
-            self._move_keeping_pins(cgroup, cpus)
+            self._move_keeping_pins(cgroup, cpus, before)
         else:
-            self._move(cgroup, cpus)
+            self._move(cgroup, cpus, before)
 
-    def _move(self, cgroup: str, cpus: CPUSet) -> None:
+    def _move(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
         """Move a cgroup with its children; the file of one without children stays open for the next move.
 
         On v2 a child has no CPU that its parent lacks: where there are too many of them, they are left as they are.
@@ -115,16 +117,16 @@ class KernelCpusets:
         if not subfolders(folder, 1) or (self.version != V1 and is_crowded(folder)):
             self._files.write(self.file(cgroup), cpuset_text(cpus))
         else:
-            self._subtrees.move(folder, cpus)
+            self._subtrees.move(folder, cpus, before)
 
-    def _move_keeping_pins(self, cgroup: str, cpus: CPUSet) -> None:
+    def _move_keeping_pins(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
         folder = self._folder(cgroup)
         try:
             pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
         except TooMany:  # then its threads lose the masks that they chose
-            self._move(cgroup, cpus)
+            self._move(cgroup, cpus, before)
             return
-        self._move(cgroup, cpus)
+        self._move(cgroup, cpus, before)
         if pins:
             with suppress(TooMany):
                 restore_pins(pins, tasks_below(folder, self._hierarchy.tasks), cpus)

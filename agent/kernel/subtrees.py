@@ -58,16 +58,19 @@ class Subtrees:
         self._begun: dict[Path, _Begun] = {}
         self._cpu_time = cpu_time
 
-    def move(self, folder: Path, cpus: CPUSet) -> None:
-        """Move a cgroup and those below it to `cpus`.
+    def move(self, folder: Path, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
+        """Move a cgroup and those below it to `cpus`, also those that another program left on `before`.
 
         Raise Gone, Refused, and Unfinished after MOST_CGROUPS or TURN_SECONDS: until a later call ends the move, the cgroup has
         its old CPUs and the new ones.
         """
         begun = self._begun.pop(folder, None) or _Begun()
         begun.toward(cpus, read_cpus(f"{folder}/{CPUS}"))
+        begun.whole.add(before)
         try:
-            _Turn(begun.whole, self._cpu_time).move(folder, cpus, begun.next)
+            _Turn(begun.whole, self._cpu_time).move(
+                folder, cpus, begun.next, is_late=before not in (EMPTY, cpus)
+            )
         except _Paused as pause:
             begun.next = pause.names
             self._begun[folder] = begun
@@ -96,14 +99,14 @@ class _Turn:
         self._end = cpu_time() + TURN_SECONDS
         self._has_moved = False
 
-    def move(self, folder: Path, cpus: CPUSet, names: tuple[str, ...]) -> None:
-        """Move a cgroup and its children, from the named one on.
+    def move(self, folder: Path, cpus: CPUSet, names: tuple[str, ...], *, is_late: bool = False) -> None:
+        """Move a cgroup and its children, from the named one on; if it is late, also where the cgroup has its CPUs.
 
         On v1 a parent must have all CPUs of its children at every moment, which decides the order.
         """
         children = child_names(folder)
         old = read_cpus(f"{folder}/{CPUS}") if children else EMPTY
-        if children and (old != cpus or names):
+        if children and (old != cpus or names or is_late):
             put(folder, old | cpus)
             for name in children[bisect_left(children, names[0]) if names else 0 :]:
                 self._move_child(folder / name, cpus, names[1:] if names and name == names[0] else ())

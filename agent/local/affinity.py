@@ -82,7 +82,7 @@ class AffinityCgroups:
         """Return the empty set, because the NUMA nodes are unknown."""
         return EMPTY
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set.
 
         A cgroup that is unsettled keeps its old CPUs, because some of its threads may still run there.

@@ -25,7 +25,7 @@ from pinning.planning.run_sets import SandboxSet
 from pinning.planning.task_parts import NO_PARTS, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces
@@ -84,6 +84,13 @@ class Applier:
         self._metrics.writes.labels("not done").inc(len(done) - sum(done))
         _log(actions, done, {**records, **self._sandboxes.records})
         return done
+
+    def move_children(self, rewritten: Iterable[ContainerRecord]) -> None:
+        """Let child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone."""
+        for record in rewritten:
+            if record.cgroup and self._cgroups.cpusets.version == 1 and self._cgroups.cpusets.writable:
+                with suppress(AgentError):  # it exits, or the next move of its cgroup fails and says why
+                    self._cgroups.cpusets.write(record.cgroup, record.applied, record.replaced)
 
     async def _do(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
@@ -185,7 +192,7 @@ class Applier:
     def _put(self, record: ContainerRecord, cgroup: str, action: Action) -> None:
         """Write a cpuset; also move the tasks if they are, or were, split between its parts."""
         if not _is_apart(record, action):
-            self._cgroups.cpusets.write(cgroup, action.cpus)
+            self._cgroups.cpusets.write(cgroup, action.cpus, record.applied)
             record.split(parts_of(action.cpus, action.home))
             return
         after, begun = parts_of(action.cpus, action.home), self._clock.monotonic()

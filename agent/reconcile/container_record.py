@@ -67,6 +67,7 @@ class ContainerRecord:
     is_split: bool = False  # this agent moved its tasks to their parts
     is_outrun: bool = False  # this agent tried, but tasks started faster
     applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
+    replaced: CPUSet = EMPTY  # what it had before the last write of another program
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
     owner: Owner = field(init=False)  # of its CPUs, the same for each restart
@@ -155,7 +156,7 @@ class ContainerRecord:
 
     def found(self, cpus: CPUSet, when: str) -> None:
         """Record a cpuset read from the kernel that this agent has not written since the creation."""
-        self.applied = cpus
+        self.replaced, self.applied = self.applied, cpus
         self.was_seen_so |= cpus == self.born
         self._prove(cpus, when, Path.NRI if cpus == self.born else Path.FOUND)
 

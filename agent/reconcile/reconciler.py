@@ -225,6 +225,7 @@ class Reconciler:
         await self._save(plan, observed)
         if not config.observe:  # while observing, the kubelet writes the cpusets
             self._foreign_writes.count(self.observer.rewritten)
+            self._applier.move_children(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
         # Before the flush, which takes longest: the kubelet prepares claims anew after a power failure.
         self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
@@ -249,9 +250,8 @@ class Reconciler:
 
     def _knows_enough(self, observed: Observed) -> bool:
         """Return whether to act. With a ledger that is soon, because pods may have been edited while no agent ran."""
-        is_complete = observed.pods_complete and observed.containers_complete
         is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
-        self._has_begun = self._has_begun or is_complete or (is_late and self._ledger is not None)
+        self._has_begun = self._has_begun or observed.is_complete or (is_late and self._ledger is not None)
         return self._has_begun
 
     def _plan(self, observed: Observed, kubelet: KubeletPolicy) -> tuple[NodeConfig, Plan]:
@@ -281,8 +281,7 @@ class Reconciler:
         self._starts.planned(run_sets, observed.pods, self.observer.host_classes)
         records, sandboxes = self.observer.records, self.observer.sandboxes
         self.observer.note_planned(observed, plan)
-        is_complete = observed.pods_complete and observed.containers_complete
-        self.between_passes.may_gather = writes and is_complete and self._watched.pins_new
+        self.between_passes.may_gather = writes and observed.is_complete and self._watched.pins_new
         waiting = sandboxes.waiting(self._clock.monotonic())
         left_alone = self._foreign_writes.left_alone(records.values()) | waiting
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None

@@ -310,7 +310,11 @@ class Observed:
         """Pods of the API that have not ended."""
         return frozenset(pod.uid for pod in self.by_age)
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the API listed every pod, and the runtime every container."""
+        return self.pods_complete and self.containers_complete
+
     def is_gone(self, pod_uid: str) -> bool:
         """Return whether a pod is absent from the API or ended, and has no live container."""
-        complete = self.pods_complete and self.containers_complete
-        return complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids
+        return self.is_complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids

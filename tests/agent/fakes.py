@@ -171,6 +171,7 @@ class FakeCgroups:
         default_factory=dict
     )  # of first processes, by cgroup; None: not known
     begun: set[str] = field(default_factory=set)  # cgroups whose start is not reported yet
+    befores: list[tuple[str, str]] = field(default_factory=list)  # of the writes: cgroup, and what it had
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -189,7 +190,7 @@ class FakeCgroups:
         self.read(cgroup)
         return self.node.mems.get(cgroup, self.node.topology.memory_nodes)
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Write a cpuset."""
         if not cpus:
             raise ValueError(cgroup)
@@ -200,6 +201,7 @@ class FakeCgroups:
             self.lost -= 1
             return
         self.writes.append((cgroup, str(cpus)))
+        self.befores.append((cgroup, str(before)))
         self.node.cpusets[cgroup] = cpus
         self.node.check()
 

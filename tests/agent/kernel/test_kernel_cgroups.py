@@ -144,6 +144,22 @@ def test_child_cgroups_follow_every_change(pod: Pod, cgroups: OpenCgroups) -> No
         assert [cgroups.cpusets.read(cgroup) for cgroup in below] == [cpus, cpus]
 
 
+def test_child_cgroups_follow_the_write_of_a_runtime(pod: Pod, cgroups: OpenCgroups) -> None:
+    """A runtime widens the container's cgroup alone; a child that had all of its CPUs follows, a narrower one does not."""
+    for name, cpus in (("all", HERE), ("some", LOW)):
+        pod.make(f"{pod.container}/{name}")
+        cgroups.cpusets.write(f"{pod.container}/{name}", cpus)
+    narrow = HERE - HIGH if len(HERE) > 2 else LOW
+    cgroups.cpusets.write(pod.container, narrow)
+    (pod.folder(pod.container) / "cpuset.cpus").write_text(str(HERE))
+
+    cgroups.cpusets.write(pod.container, HERE, narrow)
+
+    assert cgroups.cpusets.read(f"{pod.container}/all") == HERE
+    if narrow != LOW:
+        assert cgroups.cpusets.read(f"{pod.container}/some") == LOW
+
+
 @pytest.mark.skipif(not (ROOT / "cgroup.controllers").exists(), reason="cgroup v1 has no threaded cgroups")
 def test_threads_of_a_threaded_cgroup_are_compared(pod: Pod, cgroups: OpenCgroups) -> None:
     """A threaded child cgroup lists no processes, and its threads are found."""

@@ -70,7 +70,7 @@ class Kernel:
         """Return the cpuset."""
         return self.cpus
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Write the cpuset; old kernels drop every affinity."""
         assert cpus
         self.cpus = cpus

@@ -21,6 +21,18 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
     assert node.agent.reconciler.metrics.rewrites._value.get() == 1
 
 
+def test_child_cgroups_follow_a_foreign_write_that_needs_no_repair(node: FakeNode) -> None:
+    """A late call of the runtime gives a container the CPUs that are planned for it; the agent moves its child cgroups."""
+    owner, _ = pinned_pair(node)
+    node.cgroups.version = 1  # on v2 they follow by themselves
+    node.add("a", Wish("2", policy="none"))
+    node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
+    node.run()
+
+    assert node.cpus(owner) == "0-7"
+    assert (node.cgroup(owner), "1,5") in node.cgroups.befores
+
+
 def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNode) -> None:
     """The third foreign write is a reported conflict, which is repaired after ten quiet minutes."""
     _, other = pinned_pair(node)

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from agent.errors import Refused, Unavailable
 from agent.reconcile.reconciler import PODS_SECONDS
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import Owner, State
 from tests.agent.fakes import FakeNode
@@ -60,7 +60,7 @@ class FaultyNode(RuleBasedStateMachine):
         saved = self.node.agent.reconciler.checkpoint.saved
         return saved.ledger if saved else Ledger()
 
-    def checked_write(self, cgroup: str, cpus: CPUSet) -> None:
+    def checked_write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Check that the write lets no container onto CPUs that another one owns, then write."""
         ledger = self.ledger()
         by_cgroup = {
@@ -78,7 +78,7 @@ class FaultyNode(RuleBasedStateMachine):
             comes = gains and me and me.is_exclusive and cpus == me.cpus
             if me and comes and not self.had(me.owner, cpus):  # without gains it had them before
                 assert theirs.isdisjoint(me.footprint), f"{cgroup} comes while {other} is there"
-        self.write(cgroup, cpus)
+        self.write(cgroup, cpus, before)
 
     def had(self, owner: Owner, cpus: CPUSet) -> bool:
         """Return whether a container held these CPUs before this pass."""

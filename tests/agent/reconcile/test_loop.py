@@ -16,7 +16,7 @@ from agent.node_state import NodeState
 from agent.process import Agent
 from agent.reconcile.between_passes import MACHINE, SOON_SECONDS
 from agent.reconcile.reconciler import PODS_SECONDS, Settings
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.topology import Topology
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fake_machine_watch import FakeMachineWatch
@@ -283,9 +283,9 @@ def test_checkpoint_is_on_disk_before_the_first_write(node: FakeNode) -> None:
     checkpoint = node.folder / "checkpoint.json"
     write = node.cgroups.write
 
-    def checked(cgroup: str, cpus: CPUSet) -> None:
+    def checked(cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         assert '"cpus":"1,5"' in checkpoint.read_text()
-        write(cgroup, cpus)
+        write(cgroup, cpus, before)
 
     node.cgroups.write = checked  # type: ignore[method-assign]
     node.run()

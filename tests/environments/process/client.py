@@ -161,7 +161,7 @@ class SimulatedCgroups:
         self.read(cgroup)
         return EMPTY
 
-    def write(self, cgroup: str, cpus: CPUSet) -> None:
+    def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Write cpuset.cpus."""
         self.expect(cgroup, cpus)
         self._machine.call("write", cgroup=cgroup, cpus=str(cpus))
