@@ -27,7 +27,8 @@ keep_from_children()
 KINDS = ("machines", "servers")
 FOLDERS = pytest.StashKey[dict[str, set[str]]]()
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
-_SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 2100, "node": 1500}
+# An emulated machine has limits of its own, of the time in which the host lets it run.
+_SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 7200, "node": 1500}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
