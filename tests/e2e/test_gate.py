@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pinning.pods.budget import budget_of
 from tests.e2e.conftest import GATED, PREPARED
 from tests.environments.cluster.registered import (
     Cluster,
@@ -15,6 +16,7 @@ from tests.environments.cluster.registered import (
     wait_until,
 )
 from tests.environments.cluster.registration import INSTANCE
+from tests.environments.server.catalog import NEWEST
 from tests.pods import CORES, SMT, container
 
 ISOLATE = {SMT: "isolate"}
@@ -153,3 +155,14 @@ def test_stored_pod_can_be_created_again(gated: Cluster) -> None:
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     again = {**stored, "metadata": {"name": "again", "annotations": ISOLATE}}
     assert names(gated.created(again)) == ["corepin-gate"]
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_pod_that_requests_cpus_as_a_whole_keeps_its_budget(gated: Cluster) -> None:
+    """The API server fills in the pod's limit, because the gate has one, which is no more than the pod requests."""
+    main = container("main", {"cpu": "2", "memory": "64Mi"}, {"cpu": "2", "memory": "32Mi"})
+    level = {"requests": {"cpu": "4", "memory": "64Mi"}}
+    stored = gated.created(pod_document("it", main, annotations=ISOLATE, resources=level))
+    assert stored["spec"]["initContainers"][0]["resources"]["limits"] == {**AMOUNTS, "memory": "64Mi"}
+    assert stored["spec"]["resources"]["limits"]["cpu"] == "4"
+    assert budget_of(stored) == 4
