@@ -32,7 +32,7 @@ THREE_CORES = GuestMachine(
     ),
 )
 QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "1"))
-IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "2"))
+IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "0"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

@@ -16,7 +16,7 @@ ALL = "0-5"
 def step(quiet: Report, name: str) -> dict[str, Any]:
     """Return what was reported in one step."""
     if "irqbalance" not in quiet.facts:
-        pytest.skip("COREPIN_IRQBALANCE_ROUNDS is 0, or Debian's irqbalance cannot be downloaded")
+        pytest.skip("COREPIN_IRQBALANCE_ROUNDS is not set, or Debian's irqbalance cannot be downloaded")
     (found,) = [it for it in quiet.all("irqbalance") if it["step"] == name]
     return found
 
