@@ -18,8 +18,16 @@ from tests.environments.node.cgroup_trees import (
     make_root,
     opened,
 )
+from tests.machines import quick_folder
 
 HERE = frozenset(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Return a folder of the test's own for files of the kernel, which there are in memory too."""
+    with quick_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(params=[1, 2])

@@ -15,7 +15,6 @@ from tests.machines import NAMES, capture, lscpu_text, materialise, quick_folder
 from tests.tables import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -30,13 +29,6 @@ def machine(request: pytest.FixtureRequest) -> tuple[str, Topology]:
     """Return the name of each machine and its topology."""
     with quick_folder() as folder:
         return request.param, read_topology(materialise(request.param, folder))
-
-
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    """Return a folder for the files of machines."""
-    with quick_folder() as folder:
-        yield folder
 
 
 def test_sysfs_and_lscpu_agree(machine: tuple[str, Topology]) -> None:
