@@ -236,15 +236,17 @@ def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Mem
 
 def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
     """Yield the containers for which the scheduler counts nothing, where it counts for others of the pod or would for new pods."""
+    found = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    if not found:
+        return
     counted = counts_of_pod(pod_claims, settings)
-    for container, needs in _by_container(pod_claims, partial(_needs, pod_claims, settings=settings)).items():
-        member = pod_claims.member_called(container)
+    requested = {resource for member in pod_claims.members for resource in member.requests}
+    for container, needs in found.items():
+        requests, here = pod_claims.member_called(container).requests, counted.get(container, ())
         for need in needs:
-            is_counted = any(need.resource in it.requests for it in pod_claims.members) or any(
-                need.resource == it.name for it in counted.get(container, ())
-            )
-            if need.resource not in member.requests and is_counted:
-                yield member, need
+            is_counted = need.resource in requested or any(need.resource == it.name for it in here)
+            if is_counted and need.resource not in requests:
+                yield pod_claims.member_called(container), need
 
 
 def _needs(pod_claims: PodClaims, claim: Claim, settings: Settings) -> Iterator[Need]:
