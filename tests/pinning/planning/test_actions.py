@@ -99,6 +99,12 @@ def _running(text: str) -> list[SeenContainer]:
             "a=1 n=0,3-4,7",
             ["grant a 2", "widen n 0-1,3-5,7 < grant a"],
         ),
+        "an owner that becomes a sharer gains the CPU that it kept idle": (
+            "b=1/5",
+            "a=2",
+            "a=2 b=1-2",
+            ["shrink b 1", "widen b 0-1,3-7 < shrink b"],
+        ),
         "two new owners first leave each other's CPUs": (
             "",
             "a=1 b=2",
