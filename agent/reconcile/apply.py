@@ -86,11 +86,16 @@ class Applier:
         return done
 
     def move_children(self, rewritten: Iterable[ContainerRecord]) -> None:
-        """Let child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone."""
-        for record in rewritten:
-            if record.cgroup and self._cgroups.cpusets.version == 1 and self._cgroups.cpusets.writable:
+        """Let child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone.
+
+        Only to the planned CPUs: on others, such as an owner's, the processes must not run until the repair either.
+        """
+        cpusets = self._cgroups.cpusets
+        follows = cpusets.version == 1 and cpusets.writable
+        for record in rewritten if follows else ():
+            if record.cgroup and record.applied == record.wanted and not record.split_home:
                 with suppress(AgentError):  # it exits, or the next move of its cgroup fails and says why
-                    self._cgroups.cpusets.write(record.cgroup, record.applied, record.replaced)
+                    cpusets.write(record.cgroup, record.applied, record.replaced)
 
     async def _do(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]

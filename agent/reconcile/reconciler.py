@@ -225,7 +225,6 @@ class Reconciler:
         await self._save(plan, observed)
         if not config.observe:  # while observing, the kubelet writes the cpusets
             self._foreign_writes.count(self.observer.rewritten)
-            self._applier.move_children(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
         # Before the flush, which takes longest: the kubelet prepares claims anew after a power failure.
         self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
@@ -233,6 +232,7 @@ class Reconciler:
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
         if not config.observe:
+            self._applier.move_children(self.observer.rewritten)
             now = self._clock.monotonic()
             self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)

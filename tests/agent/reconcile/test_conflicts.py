@@ -33,6 +33,17 @@ def test_child_cgroups_follow_a_foreign_write_that_needs_no_repair(node: FakeNod
     assert (node.cgroup(owner), "1,5") in node.cgroups.befores
 
 
+def test_child_cgroups_never_follow_a_foreign_write_onto_other_cpus(node: FakeNode) -> None:
+    """The agent does not write a foreign cpuset again, so that child cgroups keep their CPUs until the repair."""
+    owner, _ = pinned_pair(node)
+    node.cgroups.version = 1
+    for _ in range(3):  # the third is a conflict, and is left alone
+        node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
+        node.cgroups.writes.clear()
+        node.run()
+        assert (node.cgroup(owner), "0-7") not in node.cgroups.writes
+
+
 def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNode) -> None:
     """The third foreign write is a reported conflict, which is repaired after ten quiet minutes."""
     _, other = pinned_pair(node)
