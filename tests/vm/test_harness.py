@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from agent.kernel.cgroupfs import V1, find_hierarchy
 from agent.kernel.procfs import is_alive
 from pinning.machine.cpuset import CPUSet
 from tests.environments.node.containerd import CGROUP_ROOT, VERSIONS, Containerd, _clean, find_programs
+from tests.environments.vm import lifeline
 from tests.environments.vm.guests import Guest
 from tests.environments.vm.kata import wire
 from tests.environments.vm.kata.sandbox import CGROUP_ONLY, OVERHEAD
@@ -108,6 +111,15 @@ def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
     found = see(truth)
     assert {*found.others, *found.iothreads.values()} == {"0"}
     assert found.vcpus == (str(container.cpus),)
+
+
+def test_lifeline_of_a_test_that_has_ended_is_over(tmp_path: Path) -> None:
+    """Who opens the lifeline after the test was killed is not kept waiting for a test that holds it."""
+    os.close(lifeline.hold(tmp_path))
+    lifeline.wait_for_end(tmp_path)
+    environment = {"LIFELINE": str(tmp_path / lifeline.NAME)}
+    for shell in (["/bin/sh"], [str(shutil.which("busybox")), "sh"]):
+        subprocess.run([*shell, "-c", lifeline.WAIT_FOR_END], env=environment, check=False, timeout=60)
 
 
 @pytest.mark.parametrize("runtime", ["local", "launcher", "sandbox"])

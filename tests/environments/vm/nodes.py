@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 COMPUTE = "compute"
 PERIOD = 100_000  # of the quota
 # A command that outlives its agent, and ends with the test: $0 is the lifeline.
-OUTLIVES = '(read -r _ <"$0"; kill -9 $$) </dev/null & exec "$@"'
+OUTLIVES = f'LIFELINE=$0; ({lifeline.WAIT_FOR_END}; kill -9 $$) </dev/null & exec "$@"'
 DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration
 
 

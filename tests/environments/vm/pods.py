@@ -20,10 +20,10 @@ SOCKETS: Final = "/var/run/vm"  # in the container: path of the monitor for the 
 MONITOR: Final = "monitor.sock"
 EXCLUSIVE: Final = MappingProxyType({"cpu-manager.corepin.io/pod": "exclusive"})
 # virt-launcher-monitor with virt-launcher, and libvirt's processes; all of them end with the test
-LAUNCHER: Final = """
+LAUNCHER: Final = f"""
 /bin/sleep 1000000 & launcher=$!
 "$@" </dev/null & qemu=$!
-read -r _ <"$LIFELINE"
+{lifeline.WAIT_FOR_END}
 kill -9 $launcher $qemu
 """
 
