@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "lifeline"
-# A shell's command that returns when no other process holds the pipe `$LIFELINE` open. A pipe that nobody holds cannot
-# be opened for reading alone: the shell holds it itself until it has opened it.
+# A shell's command that returns when no other process holds the pipe `$LIFELINE` open. Opening a pipe for reading alone
+# waits for a writer, so the shell holds the pipe itself until it has opened it.
 WAIT_FOR_END: Final = '(exec 3<>"$LIFELINE" 4<"$LIFELINE" 3>&-; read -r _ <&4)'
 
 
@@ -23,9 +23,8 @@ def hold(folder: Path) -> int:
 def wait_for_end(folder: Path) -> None:
     """Return once no process holds the pipe of a folder open; at once if it does not exist."""
     try:
-        descriptor = os.open(
-            folder / NAME, os.O_RDONLY | os.O_NONBLOCK
-        )  # returns also if nobody holds it any more
+        # Without O_NONBLOCK it would wait for a writer, and the last one may have exited.
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     os.set_blocking(descriptor, True)
