@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """The kind of a check's result."""
+    """Whether a check found the node good, found a problem, or could not tell."""
 
     OK = "ok"
     FINDING = "finding"

@@ -43,28 +43,30 @@ class AgentFacts:
 
     allocatable: CPUSet
     reserved: CPUSet
-    exclusive: CPUSet  # including the idle siblings
+    exclusive: CPUSet  # CPUs of exclusive containers, with the idle siblings
     shared: CPUSet = EMPTY
-    claimable: CPUSet = EMPTY  # that ResourceClaims may take, held or not
-    claimed: CPUSet = EMPTY  # that ResourceClaims hold
+    claimable: CPUSet = EMPTY  # CPUs that ResourceClaims may take, held or not
+    claimed: CPUSet = EMPTY  # CPUs that ResourceClaims hold
     runtime: str = ""  # name and version when the runtime last answered
     kubelet: KubeletPolicy = KubeletPolicy.UNKNOWN
     observes: bool = False
     pods_complete: bool = True
     containers_complete: bool = True
     runtime_reason: str = ""  # why the runtime does not list its containers
-    memory_kills: tuple[str, ...] = ()  # OOM kills of corepin's own containers: pod/container: when
-    conflicts: tuple[str, ...] = ()  # namespace/pod/container
+    memory_kills: tuple[str, ...] = ()  # OOM kills of corepin's own containers, each as "pod/container: when"
+    # Containers whose cpuset another program keeps changing: namespace/pod/container.
+    conflicts: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    refusals: tuple[str, ...] = ()  # namespace/pod/container: why
+    refusals: tuple[str, ...] = ()  # refused containers with the reason: "namespace/pod/container: why"
     nri: AgentNRI = NOT_WANTED
     other_plugins: tuple[str, ...] = ()  # other NRI plugins that set CPUs: "10-balloons"
-    system_namespaces: tuple[str, ...] = ()  # their containers run on the reserved CPUs
-    system_millicores: int = 0  # requested there; in kube-system where none is configured
-    is_strict: bool = False  # containers without CPUs of their own keep off the reserved CPUs
+    system_namespaces: tuple[str, ...] = ()  # namespaces whose containers run on the reserved CPUs
+    # CPU requests of those containers; of kube-system if no namespace is configured.
+    system_millicores: int = 0
+    is_strict: bool = False  # containers without CPUs of their own stay off the reserved CPUs
     static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
     pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
-    quiet: Quiet | None = None  # None: the agent is not to move interrupts here
+    quiet: Quiet | None = None  # None: this agent does not move interrupts
     devices: DeviceFacts = NO_DEVICES
 
 
@@ -81,18 +83,19 @@ class ForeignThreads:
 class Facts:
     """Facts about a machine; None if one could not be read, with the reason in `missing`."""
 
-    kubelet: KubeletPolicy  # from its state file
+    kubelet: KubeletPolicy  # the policy in the kubelet's state file
     kubelet_runs: bool
     topology: Topology | None = None
     agent: AgentFacts | None = None
-    kubelet_millicores: int | None = None  # allocatable in the Node object
-    runtime: str | None = None  # name and version
+    kubelet_millicores: int | None = None  # allocatable CPU of the Node object, in millicores; None: unknown
+    runtime: str | None = None  # name and version of the container runtime; None: it does not answer
     nri: Socket = Socket.NO_FOLDER
     is_guarded: bool = False  # a `corepin guard` runs here
     cgroup_version: int | None = None
-    cgroup_writable: bool | None = False  # None: unknown, because the user is not root
+    # Whether cgroup files can be written; None: unknown, because the user is not root.
+    cgroup_writable: bool | None = False
     pod_roots: tuple[str, ...] = ()  # the kubelet's possible pod roots
-    pod_root: str | None = None  # the one that exists
+    pod_root: str | None = None  # the possible pod root that exists; None: none of them
     writers: tuple[str, ...] = ()  # programs that write cpusets: "tuned (pid 812)"
     foreign_threads: ForeignThreads | None = None
     noise: Noise | None = None  # None: not measured
@@ -101,8 +104,9 @@ class Facts:
     near: NearFacts = NO_COUNTS
     claims: ClaimFacts = NO_CLAIMS
     group: GroupFacts = NOT_ASKED
-    unknown_needs: frozenset[str] = frozenset()  # words of the checkpoint's `needs`, unknown here
-    missing: Mapping[str, str] | None = None  # reasons by field
+    # Words in the checkpoint's `needs` that this version does not know.
+    unknown_needs: frozenset[str] = frozenset()
+    missing: Mapping[str, str] | None = None  # why facts are None, by field name
 
     def why(self, name: str) -> str:
         """Return why a fact is missing."""

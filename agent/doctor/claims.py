@@ -24,21 +24,21 @@ REACH: Final = "let KUBECONFIG reach the cluster, and name this node with --node
 class ClusterFacts(NamedTuple):
     """Facts of claims from the API server."""
 
-    has_group: bool = True  # it knows resource.k8s.io/v1
-    drivers: Mapping[str, int] = {}  # CPUs that each driver publishes for this node
-    kubelet: str = ""  # its version; empty: not known
-    classes: frozenset[str] | None = None  # DeviceClasses that exist; None: no right to look
+    has_group: bool = True  # the API server has the group resource.k8s.io/v1
+    drivers: Mapping[str, int] = {}  # number of CPUs that each driver publishes for this node
+    kubelet: str = ""  # the kubelet's version; empty: not known
+    classes: frozenset[str] | None = None  # names of the DeviceClasses; None: no permission to list them
 
 
 class ClaimFacts(NamedTuple):
     """Facts of claims; `absent_folders` are host folders that the driver needs and does not find."""
 
-    is_wanted: bool = False  # the agent is configured as their driver
+    is_wanted: bool = False  # the agent is configured as driver of ResourceClaims
     absent_folders: tuple[str, ...] = ()
-    cdi_folder: str = ""  # CDI folder that the agent cannot write; empty: it can
-    is_listening: bool = False  # the socket of the registration exists
+    cdi_folder: str = ""  # the CDI folder, if the agent cannot write it; empty: it can
+    is_listening: bool = False  # the plugin's registration socket exists
     cluster: ClusterFacts | None = None  # None: not known
-    silence: str = ""  # why it is not known
+    silence: str = ""  # why `cluster` is not known
 
 
 NOT_WANTED: Final = ClaimFacts()

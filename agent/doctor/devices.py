@@ -21,8 +21,8 @@ REJECTING: Final = frozenset({"restricted", "single-numa-node"})
 class DeviceFacts(NamedTuple):
     """The policy of the kubelet's topology manager, and the devices of containers with CPUs."""
 
-    policy: str  # empty: not known
-    resources: Mapping[str, tuple[str, ...]]  # by namespace/pod/container
+    policy: str  # the topology manager's policy; empty: not known
+    resources: Mapping[str, tuple[str, ...]]  # resource names of devices, by namespace/pod/container
 
 
 NO_DEVICES: Final = DeviceFacts("", {})

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from published.agent_state import AgentState
 
-SYS_PTRACE: Final = 19  # bit number of the capability
+SYS_PTRACE: Final = 19  # bit number of the capability CAP_SYS_PTRACE
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The paths to read from."""
+    """Paths of the files and sockets that the doctor reads, and the namespace of corepin's pods."""
 
     root: Path = Path("/")
     cgroups: Path = Path("/sys/fs/cgroup")
@@ -57,7 +57,7 @@ class Places:
     debugfs: Path = Path(DEBUGFS)
     interrupts: Path | None = None  # the host's /proc/interrupts; None: noise is not measured
     state: Path = Path(AGENT_STATE)  # the agent's --state-dir
-    namespace: str = AGENT_NAMESPACE  # of agent and guard
+    namespace: str = AGENT_NAMESPACE  # namespace of the agent's and the guard's pods
 
 
 def read_facts(places: Places, state: AgentState | None, seconds: float) -> Facts:

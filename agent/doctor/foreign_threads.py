@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # flags in proc_pid_stat(5), from include/linux/sched.h
 _KTHREAD: Final = 0x00200000  # PF_KTHREAD
-_MOST_LOOKS: Final = 5  # each reads every thread of the node
-_FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: bound to its CPU
+_MOST_LOOKS: Final = 5  # readings, each of every thread of the node
+_FIXED: Final = 0x04000000  # PF_NO_SETAFFINITY: the thread is bound to its CPU
 
 
 def foreign_threads(
@@ -68,7 +68,7 @@ class _Thread(NamedTuple):
 
     id: int
     name: str
-    ran: tuple[str, ...]  # its run time, in the kernel's units
+    ran: tuple[str, ...]  # the fields user and kernel time of /proc/PID/stat, as text
     is_kernel: bool
     is_fixed: bool  # a kernel thread bound to one CPU
     cgroup: str

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 class GroupFacts(NamedTuple):
     """Facts about the group of a node; None: unknown."""
 
-    labelled: str | None = None  # value of the node's label; empty: no label
-    running: str | None = None  # group of the running configuration; empty: the default one
-    there: frozenset[str] | None = None  # groups with a key; None: no configuration is mounted here
+    labelled: str | None = None  # value of the node's group label; empty: the node has no label
+    # Node group of the configuration that the agent runs with; empty: the default one.
+    running: str | None = None
+    # Groups that have a key in the ConfigMap; None: no configuration is mounted here.
+    there: frozenset[str] | None = None
 
 
 NOT_ASKED = GroupFacts()

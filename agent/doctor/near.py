@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class NearFacts(NamedTuple):
     """Numbers of CPUs beside devices from the API server."""
 
-    is_wanted: bool = False  # the agent is configured to publish them
-    counts: Mapping[str, str] | None = None  # allocatable, by resource; None: not known
-    silence: str = ""  # why they are not known
+    is_wanted: bool = False  # the agent is configured to publish these numbers
+    counts: Mapping[str, str] | None = None  # allocatable amount of each resource; None: not known
+    silence: str = ""  # why `counts` is not known
 
 
 NOT_WANTED: Final = NearFacts()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 _LISTED: Final = 8  # entries of a kind, to keep the output readable
-UNBOUND_WORKERS: Final = "kworker/u"  # threads of unbound workqueues
+UNBOUND_WORKERS: Final = "kworker/u"  # name prefix of the kernel threads that run unbound workqueues
 _QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares the queue, submitted: keep that I/O to other CPUs"
 
 

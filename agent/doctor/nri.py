@@ -24,19 +24,19 @@ MOUNT: Final = "for the agent's pod take the component nri, which mounts its fol
 
 
 class Socket(StrEnum):
-    """The state of NRI's socket."""
+    """The state of the socket of the runtime's NRI."""
 
     ANSWERS = "answers"
     SILENT = "silent"  # the socket exists, and no process listens on it
     ABSENT = "absent"  # the folder exists, the socket does not
-    NO_FOLDER = "no folder"  # not mounted, or never created
-    HIDDEN = "hidden"  # no permission to look
+    NO_FOLDER = "no folder"  # the folder is not mounted, or was never created
+    HIDDEN = "hidden"  # no permission to search the folder
 
 
 class AgentNRI(NamedTuple):
-    """NRI facts from the agent."""
+    """The agent's connection to the runtime's NRI, as the agent reports it."""
 
-    holds: bool = False  # it is connected, and sets the CPUs of each new container
+    holds: bool = False  # the agent is connected, and sets the CPUs of each new container
     reason: str = ""  # why the runtime refused the agent; empty if it is connected or NRI is off
     is_not_listed: bool = False  # the runtime fails to list its containers to plugins
 
@@ -51,7 +51,7 @@ class _Switch(NamedTuple):
     remedy: str
 
 
-_SWITCHES: Final = {  # newest first
+_SWITCHES: Final = {  # how to switch NRI on, newest version first
     "containerd": (
         _Switch(
             SUPPORT["containerd"].nri_default,

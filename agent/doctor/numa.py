@@ -24,7 +24,7 @@ class NUMAFacts(NamedTuple):
 
     is_wanted: bool = False  # the agent is configured to publish a NodeResourceTopology
     zones: ZoneFacts | None = None  # None: there is no such object, or it is unknown
-    silence: str = ""  # why it is unknown
+    silence: str = ""  # why `zones` is unknown
 
 
 NOT_WANTED: Final = NUMAFacts()

@@ -28,7 +28,8 @@ IN_PODS: Final = {
     "cpusetter": "CPU-Pooler",
     "cmk": "Intel CMK",
 }
-_UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"  # without dashes: of a static pod
+# Of a pod, in a cgroup's name; without dashes for a static pod.
+_UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
 # Seen from a pod with its own cgroup namespace, paths of others begin with /.. and lack the pods' root.
 _POD: Final = re.compile(rf"kubepods|[/-]pod(?P<uid>{_UID})")
 
@@ -37,7 +38,7 @@ _READ: Final = 4096  # bytes of a command line: any process may have megabytes
 
 
 class Program(NamedTuple):
-    """A live process."""
+    """A process that has not exited: its pid, its program and its pod."""
 
     pid: int
     name: str

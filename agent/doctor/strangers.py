@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
 
 _LISTED: Final = 8  # cgroups at most, so that the output stays readable
-_NAMED: Final = 3  # programs of one cgroup
+_NAMED: Final = 3  # programs shown of one cgroup
 _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap)(?=/|$)")
 _SLICE: Final = re.compile(r"/([^/]+\.(?:slice|scope))(?=/|$)")
-_CONMON: Final = "/crio-conmon-"  # CRI-O's monitor of one container, which copies its output
+# Cgroup of CRI-O's monitor of one container, which copies the container's output.
+_CONMON: Final = "/crio-conmon-"
 _MAP: Final = "corepin map shows where its containers may run; the agent moves back what left its CPUs"
 
 

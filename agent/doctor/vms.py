@@ -25,7 +25,7 @@ class VMFacts(NamedTuple):
     may_probe: bool = False  # the user may trace other processes
     # why the kubelet does not report the CPUs it assigned; "": it does; None: not asked
     kubelet_silence: str | None = None
-    labels: Mapping[str, str] | None = None  # of the node; None: unknown
+    labels: Mapping[str, str] | None = None  # labels of the Node object; None: unknown
 
 
 NO_VMS: Final = VMFacts()
