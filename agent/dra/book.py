@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pinning.dra.claims import ClaimGrant
     from pinning.planning.ledger import Ledger
 
-# Of one Prepare or Unprepare. The kubelet waits 45 s, and tries a failed Prepare again after 60 to 90 s.
+# Limit of one Prepare or Unprepare. The kubelet waits 45 s, and retries a failed Prepare after 60 to 90 s.
 WAIT_SECONDS: Final = 40.0
 # Claims that are read within this time are placed by one pass, because each pass plans the whole node.
 GATHER_SECONDS: Final = 0.02
-# For the API server to answer for a claim that is prepared, and whose pod is still there: it cannot be allocated anew.
+# Limit of reading a claim that is prepared, and whose pod is still there: it cannot have been allocated anew.
 READ_SECONDS: Final = 5.0
 
 
@@ -39,14 +39,16 @@ class ClaimBook:
         self._wait_seconds = wait_seconds
         self.read_seconds = READ_SECONDS
         self.present: frozenset[str] = frozenset()  # uids of the pods of this node that have not ended
-        self.grants: Mapping[str, ClaimGrant] | None = None  # of the saved ledger; None before the first pass
+        # Claims of the saved ledger, by uid; None before the first pass.
+        self.grants: Mapping[str, ClaimGrant] | None = None
         self._waiting: Mapping[str, str] = {}
-        self._asked: dict[str, DeviceClaim] = {}  # in Prepare
-        self._callers: Counter[str] = Counter()  # of Prepare, by uid
-        self._reads = 0  # claims that are being read
-        self._gathering: asyncio.TimerHandle | None = None  # until a pass is asked for
+        self._asked: dict[str, DeviceClaim] = {}  # claims whose Prepare has not been answered, by uid
+        self._callers: Counter[str] = Counter()  # number of Prepare calls that wait for a claim, by uid
+        self._reads = 0  # number of claims that are being read from the API server
+        # Runs until a pass is requested for the claims read so far.
+        self._gathering: asyncio.TimerHandle | None = None
         self._released: set[str] = set()
-        self._begun = 0  # passes, by number: they do not overlap
+        self._begun = 0  # number of the newest pass; passes do not overlap
         # The last pass that may give back a claim which is in Prepare again: its ledger says nothing about the claim.
         self._stale_until: dict[str, int] = {}
         self._passed = asyncio.Event()  # set, and replaced, after each pass

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from pinning.dra.claims import ClaimGrant
 
 _PREFIX: Final = f"{CDI_KIND.replace('/', '-')}_{CDI_PREFIX}"
-_ANNOTATION: Final = "corepin.io/claim"  # for an agent whose checkpoint is lost
+# Records the claim in its file, for an agent whose checkpoint is lost.
+_ANNOTATION: Final = "corepin.io/claim"
 _SUFFIX: Final = ".json"
-_MOST_BYTES: Final = 64 * 2**10  # of an existing file; larger ones are written again
-MOST_FILES: Final = 4096  # read from the folder at most
+# Size up to which an existing file is compared; larger files are written again.
+_MOST_BYTES: Final = 64 * 2**10
+MOST_FILES: Final = 4096  # number of files read from the folder at most
 
 
 class CDIFiles:

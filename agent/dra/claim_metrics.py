@@ -34,7 +34,7 @@ class ClaimMetrics:
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._since: dict[str, float] = {}  # when claims without room were first seen, by uid
+        self._since: dict[str, float] = {}  # time at which a claim was first seen without room for it, by uid
         text = "Time of one Prepare of a ResourceClaim, with those that are refused."
         self._seconds = Histogram(
             "corepin_agent_claim_prepare_seconds", text, registry=registry, buckets=SECONDS
@@ -52,7 +52,7 @@ class ClaimMetrics:
         longest.set_function(self._longest)
 
     def prepared(self, seconds: float, refused: Cause | None) -> None:
-        """Count the answer to one Prepare."""
+        """Count one answered Prepare with its duration, and its cause if it was refused."""
         self._seconds.observe(seconds)
         if refused:
             self._refused.labels(refused).inc()

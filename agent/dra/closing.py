@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from agent.dra.reader import ClaimReader
 
-LOOK_SECONDS: Final = 60.0  # between two looks at claims that the kubelet has not given back
-SETTLE_SECONDS: Final = 2.0  # until the last answer has reached the kubelet
+LOOK_SECONDS: Final = 60.0  # between two checks of the claims that the kubelet has not given back
+SETTLE_SECONDS: Final = 2.0  # time for the last answer to reach the kubelet
 CLOSED: Final = "corepin is being removed from this node: delete the pod, so that it is scheduled anew"
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class ClosedBook:
     """Refuses each Prepare, and takes each claim back at once."""
 
     def __init__(self, left: dict[str, tuple[str, str]]) -> None:
-        self.left = left  # namespace and name of the claims that the kubelet has still to give back, by uid
+        self.left = left  # claims that the kubelet must still give back: namespace and name by uid
         self.changed = asyncio.Event()
 
     async def prepare(self, namespace: str, uid: str, name: str) -> RefusedPrepare:
@@ -49,7 +49,7 @@ class ClosedBook:
         """Return None: no claim is prepared any more."""
 
     async def unprepare(self, uid: str) -> str:
-        """Take a claim back."""
+        """Answer an Unprepare: the claim counts as given back."""
         if self.left.pop(uid, None):
             self.changed.set()
         return ""

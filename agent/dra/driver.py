@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import SeenPod
 
-LEFTOVER_SECONDS: Final = 60.0  # between two looks at claims that no pod of the node names
-FILES_SECONDS: Final = 60.0  # between two looks at the CDI files of prepared claims
+LEFTOVER_SECONDS: Final = 60.0  # between two searches for claims that no pod of the node names
+FILES_SECONDS: Final = 60.0  # between two checks of the CDI files of prepared claims
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,10 @@ class DRADriver:
         self._files = CDIFiles(cdi)
         self._metrics = metrics
         self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files, metrics)
-        self._found: tuple[ClaimGrant, ...] | None = None  # served by an earlier agent; None: not read yet
-        self._present: frozenset[str] = frozenset()  # pods that are shown, or have live containers
+        # Claims in the CDI files of an earlier agent; None: not read yet.
+        self._found: tuple[ClaimGrant, ...] | None = None
+        # Uids of pods that the watch shows, or that have live containers.
+        self._present: frozenset[str] = frozenset()
         self._serves = asyncio.Event()
         self._rests = asyncio.Event()
 

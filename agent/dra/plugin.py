@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from pinning.dra.claims import ClaimPart, DeviceClaim
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
-VERSION: Final = "v1.DRAPlugin"  # of Kubernetes 1.34 and later: earlier allocations lack consumed capacity
+# Served by Kubernetes 1.34 and later: earlier allocations lack consumed capacity.
+VERSION: Final = "v1.DRAPlugin"
 PLUGIN_TYPE: Final = "DRAPlugin"
-MOST_CLAIMS: Final = 256  # of one request; a pod has at most 32
+MOST_CLAIMS: Final = 256  # claims in one request; a pod has at most 32
 TOO_MANY: Final = f"a request has at most {MOST_CLAIMS} claims: ask for the others in another one"
 
 logger = logging.getLogger(__name__)
@@ -73,11 +74,12 @@ class KubeletPlugin:
         # Called when the kubelet has registered the driver.
         self.registered: Callable[[], None] = lambda: None
         self._trouble = ""
-        self._writing: dict[str, asyncio.Task[None]] = {}  # the last work on the file of each claim
+        # The newest task that writes or deletes the file of a claim, by uid.
+        self._writing: dict[str, asyncio.Task[None]] = {}
 
     @property
     def endpoint(self) -> Path:
-        """The socket of the service."""
+        """The path of the unix socket on which the kubelet calls the driver."""
         return self._folder / "dra.sock"
 
     @asynccontextmanager

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS: Final = 5.0  # how long an unread claim delays the other requests of its containers
 AGAIN_SECONDS: Final = (1.0, 60.0)  # first and longest delay between repeated reads (exponential backoff)
-EACH_SECONDS: Final = 0.2  # at least, between two repeated reads of one namespace
+EACH_SECONDS: Final = 0.2  # least time between two repeated reads in one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 NO_ANSWER: Final = "the API server does not answer"
 GONE: Final = "it does not exist: delete the pod"
-Key = tuple[str, str]  # namespace and name
+Key = tuple[str, str]  # namespace and name of a claim
 
 logger = logging.getLogger(__name__)
 
 
 class _Read(NamedTuple):
-    """The last read of a claim."""
+    """The result of the last read of a claim from the API server."""
 
-    pods: frozenset[str]  # that named the claim when it was read
+    pods: frozenset[str]  # uids of the pods that named the claim when it was read
     claim: DeviceClaim | None
     problem: str = ""  # why the claim cannot be read or served
 
@@ -61,9 +61,9 @@ class PodClaims:
         self._patience = patience_seconds
         self._sleep = sleep
         self._pass_seconds = pass_seconds
-        self._wanted: dict[Key, frozenset[str]] = {}  # with the uids of the pods that name a claim
-        self._turns: dict[str, deque[Key]] = {}  # unread claims by namespace
-        self._left: Counter[str] = Counter()  # number of unread claims by pod
+        self._wanted: dict[Key, frozenset[str]] = {}  # uids of the pods that name a claim, by claim
+        self._turns: dict[str, deque[Key]] = {}  # unread claims, by namespace
+        self._left: Counter[str] = Counter()  # number of unread claims, by uid of the pod
         self._has_complete = False  # all claims of a pod were read since the last pass
         self._read: dict[Key, _Read] = {}
         self._is_late = False  # the API server does not answer

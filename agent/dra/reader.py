@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pinning.dra.claims import DeviceClaim
 
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
-AT_ONCE: Final = 2  # requests: the client has four connections, and reports need some
-LONGEST_SECONDS: Final = 10.0  # between two requests to an API server that does not answer
+AT_ONCE: Final = 2  # concurrent requests: the client has four connections, and reports need some
+LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
 logger = logging.getLogger(__name__)
 

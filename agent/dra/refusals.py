@@ -9,14 +9,14 @@ from typing import NamedTuple
 class Cause(StrEnum):
     """The reason of a refused Prepare, as the metric has it."""
 
-    GONE = "Gone"  # the API server has no such claim, or another one of that name
+    GONE = "Gone"  # the API server has no such claim, or has another claim of that name
     UNREADABLE = "Unreadable"  # the API server does not answer, or refuses the read
     INVALID = "Invalid"  # the claim, or the kubelet's request, cannot be served
     NO_ROOM = "NoRoom"  # other containers hold the CPUs
     NOT_READY = "NotReady"  # the agent does not know the pods and containers of the node yet
-    GIVEN_BACK = "GivenBack"  # Unprepare came in the meantime
+    GIVEN_BACK = "GivenBack"  # the kubelet called Unprepare for the claim in the meantime
     CDI_FILE = "CDIFile"  # the CDI file cannot be written
-    TOO_MANY = "TooMany"  # claims in one request
+    TOO_MANY = "TooMany"  # the request has more claims than are served
 
 
 class RefusedPrepare(NamedTuple):

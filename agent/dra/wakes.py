@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 FIRST_SECONDS: Final = (
     2.0  # until the first try of a claim that the kubelet may be about to ask for; then twice as long
 )
-MOST_TRIES: Final = 6  # in about two minutes; afterwards the kubelet's own tries are as frequent
+MOST_TRIES: Final = 6  # tries in about two minutes; after that the kubelet's own tries are as frequent
 
 
 class _Wait(NamedTuple):
     """A claim with CPUs, for which the kubelet has not asked."""
 
     since: str
-    due: float  # of the next try
+    due: float  # time of the next try
     tries: int = 0
 
 
