@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EVERY_CPU: Final = range(8192)  # more than any machine has; the kernel limits the mask to the cgroup's CPUs
 # a mask of the current CPUs alone would keep the task from CPUs that its cgroup gets later
 EVERYWHERE: Final = CPUSet(EVERY_CPU)
-_BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY
+_BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY: the thread is bound to its CPU
 
 
 def read_affinity(task: int) -> CPUSet:

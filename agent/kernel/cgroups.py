@@ -1,4 +1,4 @@
-"""The kernel behind `agent.interfaces.Cgroups`."""
+"""Cgroups of the kernel: cpusets, tasks and CPU quotas (interface `Cgroups`)."""
 
 from __future__ import annotations
 

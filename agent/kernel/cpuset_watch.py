@@ -22,7 +22,7 @@ class KernelCpusetWatch:
     def __init__(self, cpusets: KernelCpusets) -> None:
         self._cpusets = cpusets
         self._watches = NamedWatches(MODIFY)
-        self._written: Callable[[str], None] | None = None  # called with foreign writes
+        self._written: Callable[[str], None] | None = None  # callback for foreign writes
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""

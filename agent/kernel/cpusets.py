@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-MOST_CGROUPS: Final = 4096  # whose folders are cached
+MOST_CGROUPS: Final = 4096  # cgroups whose folders are cached
 
 
 class KernelCpusets:
@@ -123,7 +123,7 @@ class KernelCpusets:
         folder = self._folder(cgroup)
         try:
             pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
-        except TooMany:  # then its threads lose the masks that they chose
+        except TooMany:  # then the threads of the cgroup lose the masks that they chose
             self._move(cgroup, cpus, before)
             return
         self._move(cgroup, cpus, before)

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-MOST_PROCESSES: Final = 64  # of one exec: later ones inherit the CPUs of those that start them
-MOST_THREADS: Final = 512  # of all processes of one exec: moving one takes about 10 us, on the event loop
+# Processes of one exec that are moved: later ones inherit the CPUs of those that start them.
+MOST_PROCESSES: Final = 64
+# Threads of all processes of one exec: moving one takes about 10 us, on the event loop.
+MOST_THREADS: Final = 512
 _BOUND: Final = Bound(rounds=16, listed=2 * MOST_THREADS, seconds=0.005)
-_TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-OVERFLOW: Final = -1  # watch number of IN_Q_OVERFLOW: the kernel dropped events
+OVERFLOW: Final = -1  # watch number of an IN_Q_OVERFLOW event: the kernel dropped events
 MODIFY: Final = 0x2
-ATTRIB: Final = 0x4  # also a link that was removed
+ATTRIB: Final = 0x4  # IN_ATTRIB: metadata changed, or a link was removed
 CLOSE_WRITE: Final = 0x8
 MOVED_FROM: Final = 0x40
 MOVED_TO: Final = 0x80
 CREATE: Final = 0x100
 DELETE: Final = 0x200
-ONLY_FOLDERS: Final = 0x0100_0000  # refuse to watch a file
+ONLY_FOLDERS: Final = 0x0100_0000  # IN_ONLYDIR: refuse to watch a file
 _FORGOTTEN: Final = 0x8000  # IN_IGNORED: the watch was removed, by us or by the kernel
 _HEADER: Final = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
-_BUFFER_BYTES: Final = 64 * 1024  # 4,096 events without a name, as those of files are
+_BUFFER_BYTES: Final = 64 * 1024  # room for 4,096 events without a name, as those of files are
 
 
 class Event(NamedTuple):
@@ -113,7 +113,7 @@ class NamedWatches:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names in use."""
+        """The names of the current watches."""
         return frozenset(self._watch_of)
 
     def add(self, name: str, path: Path | str) -> bool:

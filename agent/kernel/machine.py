@@ -53,9 +53,10 @@ class NodeMachine:
         self._pod_roots = tuple(pod_roots)
         self._known = known
         self._read_at: CPUSet | None = None  # the online CPUs when `_known` was read
-        self._pod_root = ""  # the one that was there last
+        self._pod_root = ""  # the pod root at the last reading; empty: none was found
         self._usable = EMPTY
-        self._usable_of: tuple[Topology, tuple[str, CPUSet]] | None = None  # what `_usable` follows from
+        # Topology, pod root and its CPUs from which `_usable` was computed.
+        self._usable_of: tuple[Topology, tuple[str, CPUSet]] | None = None
         self._lost = pod_cpus  # CPUs that the pod root lost when they went offline
         self._id = cache(partial(_read_id, root))
 

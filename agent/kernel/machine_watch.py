@@ -24,16 +24,17 @@ from agent.kernel.inotify import ATTRIB, CREATE, MODIFY, MOVED_TO, NamedWatches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_UEVENTS: Final = 15, 1  # NETLINK_KOBJECT_UEVENT, and its multicast group of the kernel
-_MESSAGE_BYTES: Final = 4096  # more than the start of a message, which is all that is read
-_INITIAL_USER_NAMESPACE: Final = 0xEFFF_FFFD  # its inode, a constant of the kernel
+_UEVENTS: Final = 15, 1  # NETLINK_KOBJECT_UEVENT, and the multicast group of the kernel's own messages
+_MESSAGE_BYTES: Final = 4096  # longer than the start of a message, which is all that is read
+# Inode number of the initial user namespace, a constant of the kernel.
+_INITIAL_USER_NAMESPACE: Final = 0xEFFF_FFFD
 _GET_OWNER: Final = 0xB701  # NS_GET_USERNS of ioctl_ns(2)
 _ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
 # A filter of the kernel for messages that begin with "online" or "offline". Others come by the dozen with each pod,
 # because its network devices are new, and would wake the agent.
 _LOAD, _IS_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FILTER: Final = (
-    (_LOAD, 0, 0, 0),  # the first four bytes
+    (_LOAD, 0, 0, 0),  # load the first four bytes of the message
     (_IS_EQUAL, 1, 0, int.from_bytes(b"onli")),
     (_IS_EQUAL, 0, 1, int.from_bytes(b"offl")),
     (_RETURN, 0, 0, 0xFFFF_FFFF),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # a listing this young proves membership, because the kernel does not reuse an id that soon
 FRESH_SECONDS: Final = 0.002
-_LISTINGS: Final = 4  # attempts at a whole listing: a thread that exits during a listing truncates it
+_LISTINGS: Final = 4  # attempts to list all threads: a thread that exits during a listing truncates it
 _LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
 _STAT_BYTES: Final = 4096
 
@@ -36,8 +36,8 @@ _STAT_BYTES: Final = 4096
 class Bound(NamedTuple):
     """Limits of one move."""
 
-    rounds: int  # listings
-    listed: int  # ids in all listings together
+    rounds: int  # number of listings
+    listed: int  # number of thread ids in all listings together
     seconds: float = 0.05  # CPU time after the first round, which always covers all threads
 
 
@@ -51,9 +51,9 @@ class Listing(NamedTuple):
 class Moved(NamedTuple):
     """Result of a move."""
 
-    masks: Mapping[int, CPUSet]  # affinities read back from the threads that were set, without exited ones
-    is_settled: bool  # False: a bound was reached, so some thread may be elsewhere
-    reason: str = ""  # which bound, unless threads were created faster than moved
+    masks: Mapping[int, CPUSet]  # affinities read back from the threads that were set and have not exited
+    is_settled: bool  # False: a bound was reached, so some thread may be on other CPUs
+    reason: str = ""  # the bound that was reached; empty if threads were created faster than moved
 
 
 class Threads(Protocol):

@@ -88,7 +88,7 @@ class OpenFiles:
             os.close(handle)
 
     def keep(self, paths: Collection[str]) -> None:
-        """Close all files except these."""
+        """Close all open files except those of these paths."""
         kept = frozenset(paths)
         for path in self._handles.keys() - kept:
             self._close(path)

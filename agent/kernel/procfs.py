@@ -11,14 +11,15 @@ from typing import Final
 STATE: Final = 0
 PARENT: Final = 1
 FLAGS: Final = 6
-TIMES: Final = slice(11, 13)  # user and kernel time
+TIMES: Final = slice(11, 13)  # positions of user and kernel time among the fields of `stat`
 STARTED: Final = 19
 PROCESSOR: Final = 36
-EXIT_STATUS: Final = 49  # as waitpid returns it; 0 if the reader may not trace the task
-DEAD: Final = frozenset("ZXx")  # zombies and tasks that the kernel is freeing
+# Position of the exit status, as waitpid returns it; 0 if the reader may not trace the task.
+EXIT_STATUS: Final = 49
+DEAD: Final = frozenset("ZXx")  # states of zombies and of tasks that the kernel is freeing
 
 
-_BUFFER: Final = 4096  # bytes: `status` has 1,500, and longer with thousands of groups
+_BUFFER: Final = 4096  # bytes of one read: `status` has 1,500, and more with thousands of groups
 
 
 def started(pid: int) -> int:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 # A list of 8192 CPUs without ranges is longer, but no kernel prints such an affinity.
 MOST_BYTES: Final = 2**14
-_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})  # ENODEV: it was removed while its file was open
+# ENODEV: the value was removed while its file was open.
+_GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
 
 
 def read_setting(file: str | Path) -> str:

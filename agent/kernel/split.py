@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.kernel.affinity import Affinities
     from pinning.machine.cpuset import CPUSet
 
-BOUND: Final = Bound(rounds=100, listed=65_536)  # of one container's move
+BOUND: Final = Bound(rounds=100, listed=65_536)  # limits for the move of one container
 
 
 class KernelSplit:
@@ -37,7 +37,8 @@ class KernelSplit:
     ) -> None:
         self._tasks = tasks
         self._cpusets = cpusets
-        self._forgets_pins = forgets_pins  # the kernel resets affinities at every cpuset write
+        # The kernel resets affinities at every write of a cpuset (cgroup v1).
+        self._forgets_pins = forgets_pins
         self._affinities = affinities
         # by cgroup: tasks that the application moved off the container's own CPUs
         self._away: dict[str, frozenset[int]] = {}
@@ -54,7 +55,7 @@ class KernelSplit:
             cgroup
         ):  # also if tasks start faster than they are moved: the cpuset then confines them
             moved = self._write(cgroup, after.cpus, turn)
-        _check(moved)  # before `look` takes tasks that are left on both parts for the application's choice
+        _check(moved)  # before `look` takes tasks that are left on both parts for moved by the application
         self.look(cgroup, after)
 
     def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
@@ -94,7 +95,7 @@ class KernelSplit:
                 self._cpusets.read(cgroup)
             except Gone:
                 del self._away[cgroup]
-            except AgentError:  # it may still be there
+            except AgentError:  # the cgroup may still exist
                 continue
 
     def _pin(self, cgroup: str, turn: _Turn) -> Moved:
@@ -105,7 +106,7 @@ class KernelSplit:
             return move_threads(
                 threads, lambda task, mask: self._wanted(task, mask, turn, usable), self._affinities, BOUND
             )
-        except TooMany as error:  # the cpuset is written all the same, and confines them
+        except TooMany as error:  # the cpuset is written all the same, and confines the tasks
             return Moved({}, is_settled=False, reason=str(error))
 
     def _wanted(self, task: int, mask: CPUSet, turn: _Turn, usable: CPUSet) -> CPUSet | None:
@@ -129,7 +130,7 @@ class _Turn:
 
     def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
         self.after = after
-        self.rounds = 0  # in the first round no task has been moved yet
+        self.rounds = 0  # number of finished rounds; in the first one no task has been moved yet
         self._forgets_pins = forgets_pins
         self._before = before
         self._away = away

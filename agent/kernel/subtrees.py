@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-TURN_SECONDS: Final = 0.05  # of CPU time in one call, besides the first cgroup that it moves
+TURN_SECONDS: Final = 0.05  # CPU time of one call, besides the first cgroup that it moves
 
 
 class _Paused(Exception):
@@ -40,7 +40,7 @@ class _Begun:
     """A move that may take several calls."""
 
     cpus: CPUSet = EMPTY
-    whole: set[CPUSet] = field(default_factory=set)  # the cgroup's own sets until now
+    whole: set[CPUSet] = field(default_factory=set)  # CPU sets that the cgroup itself had before
     next: tuple[str, ...] = ()  # the cgroup to continue with; empty: from the first
 
     def toward(self, cpus: CPUSet, old: CPUSet) -> None:
@@ -52,7 +52,7 @@ class _Begun:
 
 
 class Subtrees:
-    """Moves cgroups with those below them."""
+    """Writes the cpusets of cgroups and of all their descendants."""
 
     def __init__(self, cpu_time: Callable[[], float] = thread_time) -> None:
         self._begun: dict[Path, _Begun] = {}

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
     from pathlib import Path
 
-_SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
+# The second name is that of kernels before Linux 5.3.
+_SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
 _CHUNK: Final = 65536  # bytes: more than most files have
 _LAST_LEVEL: Final = 3  # an L2 cache belongs to its core; without an L3 the package is the cache domain
@@ -54,7 +55,7 @@ def read_topology(root: Path) -> Topology:
             facts.append(fact)
     topology = assemble(facts, online, read_cpus(system / "cpu/isolated") or EMPTY)
     memory = _memory(system / "node")
-    with_memory = read_cpus(system / "node/has_memory") or None  # a list of nodes, in the same form
+    with_memory = read_cpus(system / "node/has_memory") or None  # a list of NUMA nodes, in the same text form
     return replace(
         topology, known_memory_nodes=with_memory, memory=memory, distances=_distances(system / "node")
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.kernel.cgroupfs import Hierarchy
     from pinning.machine.cpuset import CPUSet
 
-_TICKS = os.sysconf("SC_CLK_TCK")  # per second
+_TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 CROWDED = (
     f"not all of its tasks are looked at: it has made {MOST_CGROUPS} cgroups or more; let it remove those that it does not"
     " use, or take away its right to write its cgroup"
