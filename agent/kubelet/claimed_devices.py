@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from apiserver.client import Api
 
 SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
-LIST_BYTES: Final = 2**20  # about 3,000 devices as drivers publish them
-LIST_SECONDS: Final = 1.0  # between two lists
-LONGEST_SECONDS: Final = 30.0  # between two lists that fail
-LONGEST_MISSING: Final = 4.0  # between two lists that lack a device
+LIST_BYTES: Final = 2**20  # longest list: about 3,000 devices as drivers publish them
+LIST_SECONDS: Final = 1.0  # least time between two lists
+LONGEST_SECONDS: Final = 30.0  # longest delay after a list that failed
+LONGEST_MISSING: Final = 4.0  # longest delay after a list that lacks a device
 # A restarted kubelet deletes all slices of its node, and drivers publish them again.
 MISSING_SECONDS: Final = 7.0
 REMEMBERED_SECONDS: Final = 600.0  # how long a missing device, or one without a NUMA node, is cached
-MOST_DRIVERS: Final = 64  # of one node: further ones are not looked up
+MOST_DRIVERS: Final = 64  # drivers of one node: further ones are not looked up
 MOST_MISSING: Final = 4096
 NO_GROUP: Final = (
     "the API server has no resource.k8s.io/v1: devices of claims are known from Kubernetes 1.34 on"
 )
 _NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 _PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
-_DRIVER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")  # it becomes part of a selector
+# Name of a driver, which becomes part of a field selector.
+_DRIVER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Place(NamedTuple):
     """The NUMA node and PCI address of a device, as far as its driver publishes them."""
 
     node: int | None = None
-    address: str = ""  # on the PCI bus
+    address: str = ""  # address on the PCI bus; empty: not published
 
 
 class _Value(msgspec.Struct):
@@ -130,8 +131,10 @@ def places_of(slices: Iterable[_Slice]) -> dict[tuple[str, str], Place]:
 class _Driver:
     """The known devices of one driver on this node."""
 
-    places: dict[tuple[str, str], Place] = field(default_factory=dict)  # by pool and device
-    missing: dict[tuple[str, str], float] = field(default_factory=dict)  # since when lists lack them
+    # Place of each device, by pool and device name.
+    places: dict[tuple[str, str], Place] = field(default_factory=dict)
+    # Time since which the lists lack a device, by pool and device name.
+    missing: dict[tuple[str, str], float] = field(default_factory=dict)
     listed_at: float = 0.0
     not_before: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(LIST_SECONDS, LONGEST_SECONDS))
@@ -155,7 +158,7 @@ class ClaimedDevices:
         self._clock = clock
         self._sleep = sleep
         self._drivers: dict[str, _Driver] = {}
-        self._wanted: dict[str, None] = {}  # drivers to list, in order
+        self._wanted: dict[str, None] = {}  # drivers whose devices are to be listed, in order
         self._bucket = TokenBucket(1, LIST_SECONDS)
         self._wake = asyncio.Event()
 

@@ -51,10 +51,10 @@ class KubeletConfig(NamedTuple):
     """The kubelet's CPU policy, its reserved CPUs, and whether it binds memory."""
 
     policy: KubeletPolicy
-    reserved: CPUSet  # empty: none
+    reserved: CPUSet  # CPUs reserved by the kubelet; empty: none
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
     is_strict: bool = False  # strict-cpu-reservation: no container runs on the reserved CPUs
-    topology_manager: str = ""  # its policy; empty: not known
+    topology_manager: str = ""  # policy of the kubelet's topology manager; empty: not known
 
 
 class _Config(msgspec.Struct, rename="camel"):
@@ -132,7 +132,7 @@ async def ask_kubelet(
     """Return the configuration of the kubelet at `access`; None, with the remedy in the log, if it does not answer."""
     try:
         api = Api(access, USER_AGENT, transport)
-    except APIError as error:  # no CA
+    except APIError as error:  # no CA is configured
         _log_silence(str(error))
         return None
     try:

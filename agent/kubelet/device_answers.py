@@ -10,8 +10,8 @@ from agent.errors import TooLarge, Unavailable
 if TYPE_CHECKING:
     from agent.errors import AgentError
 
-ANSWER_BYTES: Final = 4 * 2**20  # 80,000 devices; gRPC's usual limit
-HIGHEST_NODE: Final = 1023  # the kernel's own limit is lower
+ANSWER_BYTES: Final = 4 * 2**20  # longest answer: 80,000 devices; gRPC's usual limit
+HIGHEST_NODE: Final = 1023  # highest number of a NUMA node; the kernel's own limit is lower
 PCI: Final = re.compile(
     "[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
 )  # an address; it becomes part of a path

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from agent.grpc_calls import Fields
 
 CONTAINER_BYTES: Final = 128 * 2**10
-MOST_ENTRIES: Final = 256  # devices of a container; an entry is a device and a NUMA node
+MOST_ENTRIES: Final = 256  # entries of a container; an entry is a device and a NUMA node
 LONGEST_NAME: Final = 253
-_NAME, _NAMESPACE, _CONTAINERS = 1, 2, 3  # numbers of fields of a pod
+_NAME, _NAMESPACE, _CONTAINERS = 1, 2, 3  # field numbers in the message of a pod
 
 
 class ClaimedDevice(NamedTuple):
@@ -36,7 +36,7 @@ class ClaimedDevice(NamedTuple):
 
 Name = tuple[str, str]  # namespace and name of a pod
 Entries = tuple[Device | ClaimedDevice, ...]
-Named = dict[str, Entries | None]  # devices by container; None: more than are read
+Named = dict[str, Entries | None]  # devices by container; None: the container has more than are read
 
 
 class DeviceList:

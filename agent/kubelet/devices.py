@@ -36,15 +36,17 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, SeenPod
 
-FIRST_SECONDS, LONGEST_SECONDS = 0.025, 1.0  # backoff between calls
+FIRST_SECONDS, LONGEST_SECONDS = 0.025, 1.0  # backoff between calls of the kubelet
 CALLS_PER_SECOND: Final = 5.0
 BURST: Final = 5
 REMEMBERED_SECONDS: Final = 60.0  # a pod's name after the pod, and a sandbox before its pod is seen
-LATE_SECONDS: Final = 5.0  # the kubelet usually names devices within a second
+# Delay after which missing devices are reported; the kubelet usually names them within a second.
+LATE_SECONDS: Final = 5.0
 LATE: Final = f"the kubelet answers, and has not named its devices for {LATE_SECONDS:.0f} seconds"
 TOO_MANY: Final = f"the kubelet names more than {MOST_ENTRIES} devices of it, and no more are read"
 REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
-CPU_DRIVERS: Final = frozenset({DRA_DRIVER, DRA_CPU_CLASS})  # the second is upstream's driver too
+# The second is the class of upstream's CPU driver.
+CPU_DRIVERS: Final = frozenset({DRA_DRIVER, DRA_CPU_CLASS})
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class _Waiting:
     containers: frozenset[str]
     since: float
     claims: Mapping[str, frozenset[str]]  # its ResourceClaims by container
-    awaits_claims: bool  # their devices are looked up
+    awaits_claims: bool  # the devices of its claims are looked up
 
     def is_whole(self, container: str, entries: Entries | None) -> bool:
         """Return whether an answer has devices of a container, and some of each of its claims.
@@ -120,7 +122,7 @@ class _Sandboxes:
                 del self._seen_at[uid]
 
     def saw(self, uid: str, now: float) -> None:
-        """Note the sandbox of a pod."""
+        """Note that a pod has a sandbox since now."""
         self._seen_at.setdefault(uid, now)
 
     def __contains__(self, uid: str) -> bool:
@@ -160,7 +162,7 @@ class KubeletDevices:
         self._clock = clock
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
         self._too_many: set[Owner] = set()
-        self._waiting: dict[str, _Waiting] = {}  # by uid
+        self._waiting: dict[str, _Waiting] = {}  # pods whose devices are not known, by uid
         # Pods with claims whose devices were known before their sandbox: asked for again, because the driver of another
         # part of a claim may have been slower.
         self._early: dict[str, _Waiting] = {}
@@ -168,7 +170,7 @@ class KubeletDevices:
         self._claim_reasons: dict[str, str] = {}
         self._sandboxes = _Sandboxes()
         self._reason = ""  # why the last call failed; empty: it did not
-        self._shown = ""  # the reason for which the last pass was requested, and when
+        self._shown = ""  # the reason for which the last pass was requested
         self._shown_at = -REASON_SECONDS
         self._logged: set[str] = set()  # results of failed calls since the last answer
         self._bucket = TokenBucket(BURST, 1 / CALLS_PER_SECOND)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from pinning.machine.near_rooms import Kinds
     from pinning.planning.observed import Observed
 
-MOST_DEVICES: Final = 20_000  # of the node; entries of one answer
-MOST_KINDS: Final = 1_000  # resources
+MOST_DEVICES: Final = 20_000  # devices of the node; more entries of an answer are not read
+MOST_KINDS: Final = 1_000  # resource names
 FIRST_SECONDS, LONGEST_SECONDS = 0.25, 10.0  # backoff between rounds of two calls
-ROUND_SECONDS: Final = 1.0  # at most one round in this time in the mean
+ROUND_SECONDS: Final = 1.0  # one round in this time on average
 BURST: Final = 2
-STALE_SECONDS: Final = 60.0  # without an answer for longer the devices are not known
-_DEVICES: Final = 1  # field number
-_YIELD_EVERY: Final = 100  # entries, which take about a millisecond
+STALE_SECONDS: Final = 60.0  # age of the last answer after which the devices are not known
+_DEVICES: Final = 1  # field number of the devices
+_YIELD_EVERY: Final = 100  # entries between two yields to the event loop, about a millisecond
 
 Key = tuple[str, str]  # resource and id of a device
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class FreeDeviceList:
-    """The kubelet behind one socket."""
+    """Asks the kubelet on one socket for the devices that no container has."""
 
     def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
@@ -78,7 +78,7 @@ class FreeDeviceList:
         return found
 
     async def _given(self) -> set[Key]:
-        """Return the devices that containers have."""
+        """Return resource and id of each device that a container has."""
         found: set[Key] = set()
         async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
             while number := await fields.next():

@@ -41,7 +41,7 @@ class KubeletAssignments:
     def __init__(self, kubelet: Kubelet, records: Records) -> None:
         self._kubelet = kubelet
         self._records = records
-        self._answers: dict[str, CPUSet] = {}  # by container id
+        self._answers: dict[str, CPUSet] = {}  # CPUs that the kubelet assigned, by container id
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
         """Return the CPUs of live containers, given each one's cpuset; containers in VMs have none."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVICE: Final = "v1.PodResourcesLister"
-PODS: Final = 1  # field number
+PODS: Final = 1  # field number of the pods
 SOCKET: Final = "pod-resources/kubelet.sock"  # in the kubelet's root folder
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pinning.contract import KubeletPolicy
 from pinning.json_text import parse_json
 
 MEMORY_STATE: Final = "memory_manager_state"
-LOOK_SECONDS: Final = 2.0  # between two looks whether a mounted file was replaced
+LOOK_SECONDS: Final = 2.0  # between two checks whether the mounted file was replaced
 
 
 def read_kubelet_policy(state: Path) -> KubeletPolicy:
