@@ -36,7 +36,7 @@ class AffinityCgroups:
         self._usable = read_affinity(0)
         self._given: dict[str, CPUSet] = {}
 
-    # The cgroups of containers.
+    # Methods for the cgroups of containers.
 
     def make(self, cgroup: str) -> None:
         """Register a cgroup."""
@@ -68,7 +68,7 @@ class AffinityCgroups:
             self._given.setdefault(cgroup, union(masks) or self._usable)
         return sorted(cgroups)
 
-    # Their cpusets and tasks.
+    # Methods for the cpusets and tasks of these cgroups.
 
     def read(self, cgroup: str) -> CPUSet:
         """Return the CPUs of a cgroup; for the root those this process may use; raise Gone for any other."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent.local.process import Process
     from agent.local.spec import Ended
 
-# in the environment of every process: the next agent knows the container by it
+# Variable in the environment of a container's processes, by which the next agent finds the container.
 ID: Final = "COREPIN_LOCAL_ID"
 
 
@@ -26,8 +26,8 @@ class LocalContainer:
     cgroup: str
     process: Process | None = None
     end: Ended | None = None
-    is_shown: bool = False  # the agent has seen it created
-    is_asked: bool = False  # asked to end
+    is_shown: bool = False  # the agent has seen the container as created
+    is_asked: bool = False  # the container was asked to end
     has_cgroup: bool = True
 
     @classmethod

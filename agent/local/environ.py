@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_READS: Final = 200  # retries for a process in execve(2)
+_READS: Final = 200  # retries while a process is in execve(2)
 _RETRY_SECONDS: Final = 0.001
 _READS_WITHOUT: Final = 10
 
@@ -27,7 +27,7 @@ def environments(pids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     for _ in range(_READS):
         for folder in list(reads_without):
             reads = reads_without.pop(folder)
-            with suppress(OSError):  # it has ended, or belongs to another user
+            with suppress(OSError):  # the process has ended, or belongs to another user
                 if environment := (folder / "environ").read_bytes():
                     yield int(folder.name), environment
                     continue

@@ -36,7 +36,7 @@ class FolderEvents:
             return frozenset()
         try:
             self._inotify.add(self._folder)
-        except OSError:  # it is not there, which the look finds too
+        except OSError:  # the folder is missing, which the next listing reports
             return frozenset()
         events = self._inotify.news()
         if any(event.watch == OVERFLOW for event in events):
@@ -56,7 +56,8 @@ class FolderEvents:
         except TimeoutError:
             return
         finally:
-            loop.remove_reader(self._inotify)  # until it was read: else the same event would wake twice
+            # Until the file was read: otherwise the same event would wake twice.
+            loop.remove_reader(self._inotify)
 
     def close(self) -> None:
         """Stop watching."""

@@ -27,9 +27,9 @@ _TEMPORARY: Final = (".", "#", "~")  # first letters of editors' temporary files
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """One manifest at its last reading."""
+    """The pods of one manifest file when it was last read, and the file's version."""
 
-    version: tuple[int, ...]  # changes with the file
+    version: tuple[int, ...]  # stat fields that differ after the file changed
     pods: tuple[Pod, ...]
 
 
@@ -37,7 +37,8 @@ class ManifestFiles:
     """Every `*.yaml`, `*.yml` and `*.json` of a folder."""
 
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
-        self.unreadable: dict[str, str] = {}  # why, by file; "" is the folder
+        # Why a file cannot be read, by file name; "" is the folder itself.
+        self.unreadable: dict[str, str] = {}
         self._folder = folder
         self._now = now
         self._files: dict[str, _File] = {}

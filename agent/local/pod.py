@@ -36,7 +36,7 @@ FIRST_RESTART_SECONDS: Final = 1.0
 LONGEST_RESTART_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 30.0
 CLASS: Final = "COREPIN_LOCAL_CLASS"  # environment variable with the runtime class of a process
-NOT_STARTED: Final = 128  # the code of a container whose process could not be started
+NOT_STARTED: Final = 128  # exit code of a container whose process could not be started
 
 
 class LocalPod:
@@ -46,10 +46,12 @@ class LocalPod:
         self, uid: str, cgroup: str, cgroups: ContainerCgroups, logs: Path | None, changed: Callable[[], None]
     ) -> None:
         self.uid = uid
-        self.run: PodRun | None = None  # None: an earlier agent began it, and no manifest was seen yet
-        self.phase: str | None = None  # once the pod has ended
-        self.is_ending = False  # its manifest was removed
-        self._runtime_class = ""  # as the manifest says, or the process that an earlier agent started
+        # None: an earlier agent started the pod, and its manifest was not read yet.
+        self.run: PodRun | None = None
+        self.phase: str | None = None  # the pod's final phase; None: it has not ended
+        self.is_ending = False  # the manifest was removed
+        # Runtime class by the manifest, or by a process that an earlier agent started.
+        self._runtime_class = ""
         self._cgroup = cgroup
         self._cgroups = cgroups
         self._logs = logs
@@ -66,7 +68,7 @@ class LocalPod:
 
     @property
     def ended(self) -> dict[str, Ended]:
-        """The ends of exited containers."""
+        """How each exited container ended, by container name."""
         return {name: container.end for name, container in self._containers.items() if container.end}
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.local.cgroups import ContainerCgroups
     from agent.local.container import LocalContainer
 
-LOOK_AGAIN_SECONDS: Final = 0.02  # until killed processes have left their cgroup
+LOOK_AGAIN_SECONDS: Final = 0.02  # until the next check whether killed processes have left their cgroup
 
 
 class PodShutdown:
@@ -26,7 +26,8 @@ class PodShutdown:
     def __init__(self, cgroups: ContainerCgroups, later: Callable[[float], None]) -> None:
         self._cgroups = cgroups
         self._later = later
-        self._kills_at: float | None = None  # None: no container was asked to end
+        # Monotonic time at which the containers are killed; None: none was asked to end.
+        self._kills_at: float | None = None
 
     def stop(
         self, containers: Collection[LocalContainer], sidecars: Collection[str], grace_seconds: float

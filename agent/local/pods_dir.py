@@ -41,7 +41,7 @@ class PodsDir:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The problems by file."""
+        """Why manifests cannot be used, by file name."""
         return self._files.unreadable | self._conflicts
 
     def pods(self) -> Mapping[str, Pod]:

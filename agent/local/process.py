@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _SHELL: Final = "/bin/sh"
 _HOLD: Final = 'read -r go && exec "$@" </dev/null'
-_DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them; the command must not
+# Python ignores these signals; the command must not inherit that.
+_DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(slots=True)
@@ -33,8 +34,8 @@ class Process:
 
     pid: int
     handle: int
-    gate: int | None = None  # the pipe on which it waits to be released
-    is_child: bool = True  # else an earlier agent started it, and its exit status is unknown
+    gate: int | None = None  # descriptor of the pipe on which the process waits before it runs its command
+    is_child: bool = True  # False: an earlier agent started the process, so its exit status is unknown
     code: int | None = None
     is_over: bool = False
 

@@ -66,7 +66,7 @@ class LocalRuntime:
         self._root = root
         self._logs = logs
         self._pods: dict[str, LocalPod] = {}
-        self._seen: dict[str, Pod] = {}  # the manifests that are running
+        self._seen: dict[str, Pod] = {}  # the running pods of the manifests, by uid
         self._changed: Callable[[], None] = lambda: None
         self._has_adopted = False
 
@@ -85,7 +85,7 @@ class LocalRuntime:
         return
 
     def changes(self) -> None:
-        """Return None: anything may have changed."""
+        """Return None, because any container may have changed."""
         return
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:

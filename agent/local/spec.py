@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-SLEEP: Final = ("sleep", "infinity")  # of a container that states no command: there is no image to ask
+# Command of a container that states none: there is no image to read it from.
+SLEEP: Final = ("sleep", "infinity")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ALWAYS, ON_FAILURE, NEVER = "Always", "OnFailure", "Never"
 _VARIABLE: Final = re.compile(r"\$\((\w+)\)")
@@ -69,7 +70,7 @@ class PodRun:
     containers: tuple[ContainerSpec, ...]
     grace_seconds: float
     runtime_class: str = ""
-    has_cpu_limit: bool = False  # a container of it
+    has_cpu_limit: bool = False  # whether any of its containers has a CPU limit
 
     @property
     def is_vm(self) -> bool:
@@ -138,7 +139,7 @@ def due(pod: PodRun, live: frozenset[str], ended: Mapping[str, Ended]) -> Iterat
             continue
         if end is None or spec.runs_again(end.code):
             yield spec
-        if spec.role is not Role.MAIN:  # the next one waits for the end of it, or for its start
+        if spec.role is not Role.MAIN:  # the next container waits until this one has ended or started
             return
 
 
