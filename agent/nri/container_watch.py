@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SWITCH_SECONDS: Final = 0.0001
 
 SEARCH_SECONDS: Final = 3600.0  # between two searches for large environments
-AGAIN_SECONDS: Final = 30.0  # after the runtime was out of reach
+AGAIN_SECONDS: Final = 30.0  # until the next search, if the runtime could not be asked
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class EnvironmentSearch:
         self.largest: tuple[LargeEnvironment, ...] | None = None
         self._find = find
         self._changed = changed
-        self._next = 0.0  # on the loop's clock
+        self._next = 0.0  # loop time of the next search
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, *, is_needed: bool) -> None:

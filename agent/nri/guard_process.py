@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ASKING: Final = 16  # requests answered concurrently; others wait
 ASKING_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 2.0  # between two calls of `replaced`
-HEAD_LIMIT: Final = 8192  # bytes read of a request
+HEAD_LIMIT: Final = 8192  # bytes read of one HTTP request
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,8 @@ NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
 COVERED_SECONDS: Final = 10.0  # by then a pass has listed the containers made before the runtime asked
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
-_SOURCE: Final = "kubernetes.io/config.source"  # written by the kubelet; not "api": a static pod
+# Annotation of the kubelet; a value other than "api" means a static pod.
+_SOURCE: Final = "kubernetes.io/config.source"
 
 
 class StartedContainer(NamedTuple):
@@ -62,17 +63,17 @@ class Plugin:
         self.table: StartTable | None = None  # None: leave every container unchanged
         self.started: dict[str, StartedContainer] = {}  # by container id, until the runtime removes it
         self.puts_home = (
-            True  # the runtime names the process that is to be moved to its own CPUs before it starts
+            True  # the runtime shows each process before it starts, so the agent can move it to its own CPUs
         )
-        self.validates = False  # whether the runtime validates every creation with plugins
-        self.other_plugins: frozenset[str] = frozenset()  # plugins that set cpusets too, by name
-        self.sandbox_started: Callable[[str], None] = lambda _: None  # gets the uid of its pod
+        self.validates = False  # whether the runtime asks plugins to validate every creation
+        self.other_plugins: frozenset[str] = frozenset()  # names of other plugins that set cpusets
+        self.sandbox_started: Callable[[str], None] = lambda _: None  # called with the uid of the pod
         # since when the runtime asks before each creation, on `clock`; set by the watch
         self.asked_since = math.inf
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
-        # with threads that started faster than they were moved, until a pass moves them
+        # Containers with threads that started faster than they were moved, until a pass moves them.
         self.unsettled: set[str] = set()
         self._unseen: dict[str, StartedContainer] = {}  # created by older tables and not seen by a pass yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
@@ -151,7 +152,7 @@ class Plugin:
         Being a validator makes the runtime refuse containers while the plugin does not answer.
         """
         self._answered = ""
-        if self.table is None:  # while the agent sets no CPUs, others may
+        if self.table is None:  # while this agent sets no CPUs, other plugins may set them
             self.other_plugins = frozenset()
             return ""
         connected = {f"{plugin.index}-{plugin.name}" for plugin in request.plugins}

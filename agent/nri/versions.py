@@ -14,11 +14,12 @@ Version = tuple[int, ...]
 class Support(NamedTuple):
     """The first versions of one runtime with each part of NRI."""
 
-    title: str  # how its makers write its name
-    nri: Version  # plugins can set a container's CPUs before it starts
-    nri_default: Version  # NRI is on by default
-    validators: Version  # NRI 0.10: plugins can refuse what other plugins did, which the guard needs
-    pid: Version  # plugins are shown the process of a container that starts; (): by every version
+    title: str  # the runtime's name as its makers write it
+    nri: Version  # first version whose NRI lets plugins set a container's CPUs before it starts
+    nri_default: Version  # first version with NRI on by default
+    # First version with NRI 0.10: plugins can refuse changes of other plugins, as the guard does.
+    validators: Version
+    pid: Version  # first version that shows plugins the process of a starting container; (): all versions do
 
 
 SUPPORT: Final = {

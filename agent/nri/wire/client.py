@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from agent.nri.wire.handlers import Handlers, PluginName
 
 logger = logging.getLogger(__name__)
-FIRST_WAIT: Final = 0.1  # seconds
-LONGEST_WAIT: Final = 2.0  # short, because containers start unpinned until then and a connection is cheap
+FIRST_WAIT: Final = 0.1  # first delay until the next connection, in seconds
+# Longest delay; short, because containers start unpinned until then and a connection is cheap.
+LONGEST_WAIT: Final = 2.0
 # only another runtime accepts events that this one refused, and each try is logged
 REFUSED_WAIT: Final = 60.0
-NOT_LISTED_WAIT: Final = 4.0  # first delay after a failed list: a race with a restart is over by then
+# First delay after a failed list; by then a race with a restarting runtime is over.
+NOT_LISTED_WAIT: Final = 4.0
 LONGEST_NOT_LISTED_WAIT: Final = 60.0  # longest delay; also the first one if the runtime has crashed
 CRASHED: Final = "it has crashed by that"
-_EXIT_SECONDS: Final = 0.5  # in which a crashed runtime closes its socket
+_EXIT_SECONDS: Final = 0.5  # time in which a crashed runtime closes its socket
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
 
@@ -70,11 +72,12 @@ class Client:
         self._masks = masks
         self._changed = changed
         self._limits = limits
-        self._mask = 0  # the next event mask to request
+        self._mask = 0  # event mask of the next registration
         self._failures = 0
-        self._unlisted = 0  # connections since the last synchronization that ended instead of one
+        self._unlisted = 0  # connections since the last synchronization that ended without one
         self._unlisted_reason = ""
-        self._refused_by: str | None = None  # the runtime that refused the events of the last connection
+        # Name of the runtime that refused the events of the last connection.
+        self._refused_by: str | None = None
         self._longest = LONGEST_WAIT  # seconds until the next try
         self._backoff = 0.0  # seconds until the retry with a runtime that fails to list its containers
         self._stream: socket.socket | None = None

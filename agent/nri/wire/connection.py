@@ -33,7 +33,8 @@ class Limits(NamedTuple):
 
     register: float = 10.0  # the runtime registers one plugin at a time, each for up to five seconds
     configure: float = 5.0
-    synchronize: float = 30.0  # it waits for containers that are being created, and for other plugins
+    # The runtime waits for containers that are being created, and for other plugins.
+    synchronize: float = 30.0
     message: float = 10.0  # between the first byte of a message and its last
     write: float = 5.0
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FAILED_PRECONDITION: Final = 9  # codes of gRPC
+FAILED_PRECONDITION: Final = 9  # status code of gRPC
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 

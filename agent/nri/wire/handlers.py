@@ -45,9 +45,9 @@ WORKER_EVENTS_OLD: Final = mask(
 )
 # If a validating plugin does not answer, the creation fails; otherwise the container starts unadjusted.
 WORKER_EVENTS: Final = WORKER_EVENTS_OLD | GUARD_EVENTS
-_VALIDATES: Final = (2, 2)  # first containerd that knows all events
+_VALIDATES: Final = (2, 2)  # first version of containerd that knows all events
 _CONTAINERD: Final = re.compile(r"containerd v?(\d+)\.(\d+)")
-CPUSET_CPUS: Final = 21  # the fields of `FieldOwners.simple`
+CPUSET_CPUS: Final = 21  # key of `cpuset.cpus` in the map `FieldOwners.simple`
 CPUSET_MEMS: Final = 22
 
 

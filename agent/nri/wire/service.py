@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
-_NAME_LIMIT: Final = 100  # characters
+_NAME_LIMIT: Final = 100  # characters of the runtime's name and version
 _LIFECYCLE: Final = {  # notifications; before NRI 0.12 they arrive as StateChange
     "RunPodSandbox": Event.RUN_POD_SANDBOX,
     "StopPodSandbox": Event.STOP_POD_SANDBOX,

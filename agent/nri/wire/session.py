@@ -12,8 +12,8 @@ class Session:
     def __init__(self) -> None:
         self._frames = mux.FrameReader()
         self._readers = {mux.PLUGIN: ttrpc.MessageReader(), mux.RUNTIME: ttrpc.MessageReader()}
-        self._called = -1  # the stream of the runtime's last call
-        self._calls = -1  # the stream of our last call
+        self._called = -1  # stream number of the runtime's last call
+        self._calls = -1  # stream number of the plugin's last call
         self._unanswered: set[int] = set()
 
     @property

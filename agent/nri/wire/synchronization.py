@@ -10,7 +10,7 @@ from agent.nri.wire.errors import ProtocolError
 from agent.nri.wire.ttrpc import decoded
 
 ENTRIES_LIMIT: Final = 20_000  # pods and containers; a message of 4 MiB has room for two million empty ones
-LETTERS_LIMIT: Final = 8 * 2**20  # of what is kept: 20,000 entries of four hundred
+LETTERS_LIMIT: Final = 8 * 2**20  # characters of the kept strings: 20,000 entries of 400 each
 
 
 @dataclass
