@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance, Setup
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "irqbalance.json"  # in the state directory
+FILE: Final = "irqbalance.json"  # name of the record in the state directory
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right ban, or that does not answer
 )
-SETTLE_INTERVALS: Final = 2  # of irqbalance to wait after its ban was read back
+SETTLE_INTERVALS: Final = 2  # intervals of irqbalance that pass until it has acted by a ban
 MOST_SENDS: Final = 6  # requests for one ban before it counts as refused
 _KEY: Final = "ban"
 
@@ -34,8 +34,8 @@ class BanState(NamedTuple):
     """Whether the quiet CPUs are banned in irqbalance."""
 
     reason: str = ""  # why irqbalance may use quiet CPUs; empty: it does not run, or its ban is in force
-    is_settled: bool = True  # False: it may still act by its old list
-    is_conflict: bool = False  # another program keeps replacing its list
+    is_settled: bool = True  # False: irqbalance may still act by its old list
+    is_conflict: bool = False  # another program keeps replacing irqbalance's list
 
 
 class _Ban(NamedTuple):
@@ -43,8 +43,8 @@ class _Ban(NamedTuple):
 
     pid: int
     started: int
-    before: CPUSet  # the banned CPUs without it
-    sent: tuple[CPUSet, ...]  # newest last
+    before: CPUSet  # the banned CPUs without this ban
+    sent: tuple[CPUSet, ...]  # lists of banned CPUs that were sent, newest last
 
     def after_another_program(self, banned: CPUSet) -> _Ban | None:
         """Return the ban within a list that another program sent; None if the list has no CPU of our ban."""
@@ -69,15 +69,15 @@ class Balancer:
         # While its file cannot be used, no ban may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
-        self._last: tuple[Daemon, CPUSet] | None = None  # of the last request
+        self._last: tuple[Daemon, CPUSet] | None = None  # irqbalance and the quiet CPUs of the last request
         self._answer = BanState()
         self._heard: LastAnswer[BanState] = LastAnswer()
         self._again = 0.0  # when the next request is due
-        self._settled = 0.0  # when irqbalance has acted by its ban
+        self._settled = 0.0  # when irqbalance will have acted by its ban
         self._searched = -LOOK_SECONDS
         self._silent: Daemon | None = None
         self._is_proven = False  # the ban was read back
-        self._sends = 0  # since it was read back last
+        self._sends = 0  # number of requests since the ban was last read back
         self._is_lifted = False  # the last list that was sent bans no quiet CPUs
         self._writes: ForeignWrites[str] = ForeignWrites()
 
@@ -147,7 +147,7 @@ class Balancer:
             return BanState(_unasked(error)) if state is None else state
         self._heard.drop()
         state = BanState(self._corrected(daemon, setup, quiet, now))
-        if state.reason or quiet <= setup.banned:  # else the list that was sent is not in force yet
+        if state.reason or quiet <= setup.banned:  # otherwise the list that was sent is not in force yet
             self._heard.keep(daemon, frozenset(quiet), state, now)
         return state
 
@@ -164,7 +164,7 @@ class Balancer:
     def restore(self) -> bool:
         """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
-        self._heard.drop()  # a ban that cannot be lifted now is an error at once
+        self._heard.drop()  # an old answer must not hide that the ban cannot be lifted now
         state = self.keep_off(EMPTY)
         if state.reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": state.reason}})
@@ -185,18 +185,18 @@ class Balancer:
         if setup.banned == wanted:
             self._confirm(ban if quiet else None, setup, now)
             return ""
-        if len(cpus_text(wanted)) > MOST_LETTERS:  # old releases act on the part that they have read
+        if len(cpus_text(wanted)) > MOST_LETTERS:  # old releases act on the first part of a longer list
             return f"irqbalance reads {MOST_LETTERS} characters of a list of CPUs, and this one is longer"
         if quiet:
-            # It may show each of them until its next interval.
+            # The daemon may show each of these lists until its next interval.
             shown = (setup.banned, ban.sent[-1]) if ban else ()
             sent = (*dict.fromkeys(it for it in shown if it not in {before, wanted}), wanted)
             self._keep(_Ban(daemon.pid, daemon.started, before, sent))
         self._is_proven, self._sends = False, self._sends + 1
         self._irqbalance.ban(daemon, wanted)
         self._settled = now + (SETTLE_INTERVALS + 1) * setup.interval_seconds
-        self._again = now + setup.interval_seconds  # it takes effect with the next interval
-        self._is_lifted = not quiet  # the record stays until that is read back
+        self._again = now + setup.interval_seconds  # irqbalance takes a list over at its next interval
+        self._is_lifted = not quiet  # the record stays until the shorter list is read back
         return ""
 
     def _confirm(self, ban: _Ban | None, setup: Setup, now: float) -> None:

@@ -21,20 +21,20 @@ MOST_BYTES: Final = 2**24  # 5,900 interrupts on 256 CPUs
 _ROWS_AT_ONCE: Final = 64  # rows between two yields to the event loop
 _WRAP: Final = 2**32  # counts of interrupts and softirqs are unsigned int
 _CHUNK: Final = 2**20
-_SLICES: Final = 9  # field of a cpuN line in /proc/schedstat: how many timeslices ran
+_SLICES: Final = 9  # position of the number of timeslices in a cpuN line of /proc/schedstat
 
-Count: TypeAlias = int | str  # growth, or why it is unknown
+Count: TypeAlias = int | str  # how much a counter has grown, or why that is unknown
 
 
 class Table(NamedTuple):
     """Rows of /proc/interrupts or /proc/softirqs."""
 
-    columns: tuple[bytes, ...]  # CPU0, CPU1, ...: offline CPUs have none
-    rows: Mapping[bytes, bytes]  # row text by name
+    columns: tuple[bytes, ...]  # column headings CPU0, CPU1, ...; offline CPUs have no column
+    rows: Mapping[bytes, bytes]  # text of each row, by the name of the interrupt or softirq
 
 
 NONE_KEPT: Final[Mapping[bytes, CPUSet]] = MappingProxyType({})
-Reading: TypeAlias = Table | str  # or why it cannot be used
+Reading: TypeAlias = Table | str  # a table, or the reason why the file cannot be used
 Slices: TypeAlias = dict[int, int] | str
 
 
@@ -45,7 +45,7 @@ def read_table(file: Path, *, devices: bool = False) -> Reading:
 
 
 def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
-    """Parse the rows of a file."""
+    """Parse the rows of /proc/interrupts or /proc/softirqs; with `devices` only those of devices."""
     if not text:
         return f"{file} is empty, because the container runtime masks it"
     head, *lines = text.split(b"\n")
@@ -118,7 +118,7 @@ def _read(file: Path) -> bytes | str:
 
 
 def places(columns: tuple[bytes, ...]) -> dict[int, int]:
-    """Return the column of each CPU."""
+    """Return the position of each CPU's column, by CPU number."""
     return {int(column[3:]): at for at, column in enumerate(columns)}
 
 

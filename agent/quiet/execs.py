@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from agent.node_state import NodeState, PlacedExec, StartedExec
 
-RETRY_SECONDS: Final = 5.0  # after the stream of events ended
-MOST_RETRY_SECONDS: Final = 300.0  # while the runtime answers with errors, each pause is twice the one before
+RETRY_SECONDS: Final = 5.0  # first pause after the stream of exec events ended
+# Longest pause; while the runtime answers with errors, each pause is twice the one before.
+MOST_RETRY_SECONDS: Final = 300.0
 # Moves block the event loop. They may take these shares of a CPU, averaged over a second; moves beyond are
 # delayed.
 SHARE: Final = 0.1
@@ -39,7 +40,7 @@ CONTAINER_SHARE: Final = (
     0.05  # for one container: its tenant controls how often execs enter, and what a move costs
 )
 SPAN_SECONDS: Final = 1.0
-MOST_KEPT: Final = 256  # processes of one container that wait for a move, or move again with it: the newest
+MOST_KEPT: Final = 256  # processes of one container that wait for a move or its repetition: the newest ones
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
@@ -76,7 +77,7 @@ class ExecTarget(NamedTuple):
 
 
 class ExecMetrics:
-    """The metrics of execs."""
+    """Metrics of processes that enter containers by exec: their number, and when they were moved."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Processes that entered an exclusive container by exec."
@@ -115,7 +116,8 @@ class _Budget:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._paid_at = 0.0  # when the CPU time of past moves falls below SHARE
-        self._paid_of: dict[str, float] = {}  # by container: when it falls below CONTAINER_SHARE
+        # When the CPU time of a container's moves falls below CONTAINER_SHARE, by container id.
+        self._paid_of: dict[str, float] = {}
 
     def wait(self, key: str) -> float:
         """Return the seconds until a process of a container may be moved; 0 or less: now."""
@@ -128,7 +130,7 @@ class _Budget:
         self._paid_of[key] = max(self._paid_of.get(key, 0.0), now) + seconds / CONTAINER_SHARE
 
     def keep(self, keys: Container[str]) -> None:
-        """Forget all other containers."""
+        """Keep the budgets of these containers, and forget those of all others."""
         self._paid_of = {key: at for key, at in self._paid_of.items() if key in keys}
 
 
@@ -162,7 +164,7 @@ class ExecWatch:
         # Kept processes that are still to be moved, by container, and of each whether this is its first move.
         self._waiting: dict[str, dict[int, bool]] = {}
         self._has_waiting = asyncio.Event()
-        self._targets: Mapping[str, ExecTarget] = {}  # by the id of the container
+        self._targets: Mapping[str, ExecTarget] = {}  # exclusive containers by their id
         self._kept: dict[
             str, dict[int, int]
         ] = {}  # start time of each process that was moved or waits for it, by container
@@ -227,7 +229,7 @@ class ExecWatch:
             logger.info("runtime reports no execs, none are counted", extra={"facts": facts})
             return False
         except AgentError as error:
-            if isinstance(error, Unavailable):  # it restarts
+            if isinstance(error, Unavailable):  # the runtime restarts
                 self._pause = RETRY_SECONDS
             self._explain(str(error))
             facts = {"reason": str(error), "again_in_seconds": f"{self._pause:g}"}

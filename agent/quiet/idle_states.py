@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from agent.reconcile.restorable import Restorable
     from pinning.machine.interrupts import Quiet
 
-FILE: Final = "idle-states.json"  # in the state directory
+FILE: Final = "idle-states.json"  # name of the record in the state directory
 UNBOUND: Final = "0"
 POLLING: Final = "n/a"
-_MOST_DIGITS: Final = 10  # the kernel's bound is a 32-bit number
+_MOST_DIGITS: Final = 10  # digits of a bound, which is a 32-bit number in the kernel
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +98,10 @@ def _is_bound(text: str) -> bool:
 
 
 class _Taken(NamedTuple):
-    """A bound that the agent changed."""
+    """A latency bound of a CPU that the agent changed: its original value and the values written."""
 
     original: str
-    wrote: tuple[str, ...]  # newest last; an agent that was killed may have written the last one or not
+    wrote: tuple[str, ...]  # newest last; a killed agent may have recorded the last value without writing it
 
 
 class IdleStatePart:
@@ -117,7 +117,7 @@ class IdleStatePart:
         self._states = states
         self._saved = saved
         self._monotonic = monotonic
-        self._most = most  # microseconds; None: the operator sets no bound
+        self._most = most  # bound in microseconds; None: the operator sets none
         self._taken: dict[int, _Taken] = {}
         self._is_read = False  # False: the file cannot be used, so that nothing may be changed
         self._proven: dict[int, str] = {}  # bounds that were written and read back
@@ -202,7 +202,8 @@ class IdleStatePart:
         else:
             records[cpu] = _Taken(original, (now, wanted) if is_ours and now != wanted else (wanted,))
         if wanted != now:
-            records[cpu] = records.get(cpu) or _Taken(original, (now,))  # until it is restored
+            # Kept until the original bound is restored.
+            records[cpu] = records.get(cpu) or _Taken(original, (now,))
             writes[cpu] = wanted
 
     def _bounded(self, original: str) -> str:

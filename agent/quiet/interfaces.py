@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.interrupts import Quiet
 
-MOST_NAMES: Final = 16  # of interrupts, masks or CPUs in a report
+MOST_NAMES: Final = 16  # interrupts, masks or CPUs that a report names
 
 
 class Interrupts(Protocol):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "irqbalance-interrupts.json"  # in the state directory
+FILE: Final = "irqbalance-interrupts.json"  # name of the record in the state directory
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right list, or that does not answer
 )
@@ -43,7 +43,7 @@ class _Added(NamedTuple):
 class Unkept(NamedTuple):
     """Interrupts that irqbalance may move although they must stay, with the reason."""
 
-    reason: str = ""  # empty: it may move none
+    reason: str = ""  # why irqbalance may move interrupts; empty: it may move none of them
     numbers: frozenset[str] | None = None  # the interrupts that it may move; None: all that stay
 
 
@@ -63,7 +63,8 @@ class InterruptBan:
         # While its file cannot be used, no list may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
-        self._last: tuple[Daemon, frozenset[int]] | None = None  # of the last request
+        # The daemon and the interrupts of the last request.
+        self._last: tuple[Daemon, frozenset[int]] | None = None
         self._again = 0.0
         self._unkept = Unkept()
         self._heard: LastAnswer[Unkept] = LastAnswer()
@@ -98,10 +99,11 @@ class InterruptBan:
                 return Unkept(
                     "irqbalance may move them: its socket is not visible any more: restart irqbalance"
                 )
-            self._saved.save(None)  # its list ended with it
+            self._saved.save(None)  # irqbalance exited, and its list with it
         if daemon is None or not (wanted or self._added):
             self._last = None
-            return Unkept()  # one without a socket is an error of the balancer, and nothing is moved
+            # The balancer reports an irqbalance without a socket, and no interrupt is moved then.
+            return Unkept()
         now = self._monotonic()
         asked = daemon, frozenset(wanted)
         if self._last != asked or now >= self._again:
@@ -137,7 +139,8 @@ class InterruptBan:
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
-            self._is_proven = False  # a list that is not sent is no foreign write at the next look
+            # The list was not sent, so the next look must not take its absence for a foreign write.
+            self._is_proven = False
             self._saved.save(_Added(*daemon[:2], added | fitting))
             self._irqbalance.ban_interrupts(daemon, before | fitting)
             shown = self._irqbalance.setup(daemon).interrupts
@@ -154,7 +157,7 @@ class InterruptBan:
     def restore(self) -> bool:
         """Remove the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
-        self._heard.drop()  # a list that cannot be taken back now is an error at once
+        self._heard.drop()  # an old answer must not hide that the list cannot be taken back now
         if reason := self.leave(()).reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
         return not self.has_added

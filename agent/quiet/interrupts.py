@@ -18,9 +18,10 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 
 DEFAULT: Final = "default"
 _DEFAULT_FILE: Final = "default_smp_affinity"
-_DENIED: Final = frozenset({errno.EPERM, errno.EACCES})  # EACCES: of the open, without DAC_OVERRIDE
+# EACCES: the file could not be opened without CAP_DAC_OVERRIDE.
+_DENIED: Final = frozenset({errno.EPERM, errno.EACCES})
 _WRITE_BITS: Final = 0o222
-MOST_OF_DEVICE: Final = 2048  # MSI-X knows no more
+MOST_OF_DEVICE: Final = 2048  # interrupts of one device: MSI-X has no more
 
 
 class KernelInterrupts:

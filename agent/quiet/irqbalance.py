@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 NAME: Final = "irqbalance"
 ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after their interval of 10 seconds
-SILENT_SECONDS: Final = 600.0  # for which an answer holds without another one, as long as a level of noise
-MOST_BYTES: Final = 2**20  # 60 for each interrupt
-# Of a request, without its end: releases before 1.9.5 read at most 499 bytes, and act on what they have read.
+# Time for which an answer holds without a newer one, as long as that of a noise level.
+SILENT_SECONDS: Final = 600.0
+MOST_BYTES: Final = 2**20  # longest answer, with 60 bytes for each interrupt
+# Longest request without its end: releases before 1.9.5 read at most 499 bytes, and act on these.
 MOST_LETTERS: Final = 499
 _SOCKET: Final = re.compile(r"irqbalance([0-9]{1,9})\.sock")
 _SLEEP: Final = re.compile(rb"^\s*SLEEP ([0-9]{1,6})\b")
 _BANNED: Final = re.compile(rb"\bBANNED ([0-9a-fA-F,]+)\s*\x00*$")
 _INTERRUPT: Final = re.compile(rb"\bIRQ ([0-9]{1,9}) ")
-_ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+_ENDED: Final = (OSError, IndexError, ValueError)  # errors if a process exits while it is read
 
 
 Answer = TypeVar("Answer")
@@ -43,7 +44,7 @@ class Daemon(NamedTuple):
 
     pid: int
     started: int
-    socket: Path | None = None  # None: it has none that can be reached
+    socket: Path | None = None  # None: irqbalance has no socket that can be reached
 
 
 class Setup(NamedTuple):

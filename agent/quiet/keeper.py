@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.quiet.mover import InterruptMover
     from pinning.contract import QuietWord
 
-IRQBALANCE: Final = "CPUs that irqbalance must not use"  # a list, among the conflicts
+IRQBALANCE: Final = "CPUs that irqbalance must not use"  # entry of this list among the conflicts
 NO_PARTS: Final[Mapping[QuietWord, Part]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     """The interrupts that stay on quiet CPUs by the `irq-policy` of pods."""
 
     lookup: KeptLookup
-    ban: InterruptBan  # bans these interrupts in irqbalance
+    ban: InterruptBan  # makes irqbalance leave these interrupts alone
 
     def leave(self, keeps: Keeps) -> Unkept:
         """Ban these interrupts in irqbalance; return which it may still move."""
@@ -61,7 +61,7 @@ class QuietKeeper:
         self._kept = kept
         self._parts = parts
         self._why_still = why_still
-        self._banned = EMPTY  # the CPUs of the last ban
+        self._banned = EMPTY  # quiet CPUs of the last ban
         self.has_settled = True  # the last round moved nothing, and irqbalance acts by its ban
 
     @property
@@ -118,7 +118,8 @@ class QuietKeeper:
         if reason or self._why_still:
             quiet, keeps = Quiet(EMPTY, quiet.online), frozenset()
         stays = self._kept.lookup.follow(keeps)
-        unkept = self._kept.leave(keeps)  # first, because irqbalance moves what is not in its list
+        # Before all else, because irqbalance moves the interrupts that are not in its list.
+        unkept = self._kept.leave(keeps)
         state = self._keep_off(quiet.cpus | self._banned)
         moved = self._mover.round(quiet, may_take=not state.reason, is_settled=state.is_settled, stays=stays)
         self.has_settled = state.is_settled and not self._mover.has_moved
@@ -127,7 +128,7 @@ class QuietKeeper:
         if self._banned != quiet.cpus:
             self._keep_off(quiet.cpus)
         if stays and self._mover.has_moved:
-            unkept = self._kept.leave(keeps)  # some may have got their CPUs back just now
+            unkept = self._kept.leave(keeps)  # some owners may have got their CPUs back just now
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""
@@ -150,7 +151,7 @@ class QuietKeeper:
             except AgentError as error:
                 logger.warning("quiet CPUs not restored", extra={"facts": {"reason": str(error)}})
                 is_done = False
-            except Exception:  # the other parts are restored all the same
+            except Exception:  # the other parts are restored even if one fails
                 logger.exception("quiet CPUs not restored", extra={"facts": {"reason": CRASHED}})
                 is_done = False
         return is_done and self.is_idle

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
 
 LOOK_SECONDS: Final = 60.0
-MOST_KEPT: Final = 512  # interrupts of a container in a report; a glob of its owner may match all of the node
+# Interrupts of a container in a report; a glob in its policy may match all of the node.
+MOST_KEPT: Final = 512
 
 NONE_CROWDED: Final[Mapping[str, str]] = MappingProxyType({})
 Keeps = frozenset["Keep"]
@@ -43,12 +44,14 @@ class KeptLookup:
     def __init__(self, interrupts: Interrupts, monotonic: Callable[[], float]) -> None:
         self._interrupts = interrupts
         self._monotonic = monotonic
-        self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None  # inputs of the cached values below
+        # Inputs from which the cached values below were computed.
+        self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None
         self._again = 0.0
         self._names: dict[str, str] = {}
         self._devices: dict[str, Collection[str]] = {}
         self._stays: Mapping[str, Stay] = {}
-        self._notes: dict[Owner, str] = {}  # cached, because globs are compared with every name of the node
+        # Cached by owner, because globs are compared with every name of the node.
+        self._notes: dict[Owner, str] = {}
 
     def follow(self, keeps: Keeps) -> Mapping[str, Stay]:
         """Return the interrupts that stay, by number; raise Unavailable if the kernel's files cannot be used."""

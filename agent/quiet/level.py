@@ -26,10 +26,10 @@ Limits = tuple[tuple[NoiseKind, float], ...]
 
 
 class Watched(NamedTuple):
-    """The level of one container."""
+    """The noise level of one container, with the time of its last change."""
 
-    level: NoiseLevel | None  # None: not known yet
-    last: float  # when it was above its limit last, or changed, or was not known, in seconds
+    level: NoiseLevel | None  # None: no level is known yet
+    last: float  # monotonic time at which it was last above its limit, changed or unknown
 
 
 def next_level(
@@ -94,7 +94,7 @@ class LevelPublisher:
         self._last: NodeState | None = None
 
     def submit(self, state: NodeState) -> None:
-        """Store the newest state."""
+        """Publish this state next, in place of one that still waits."""
         self._last = state
         state = self._quieting.add(state) if self._quieting else state
         self._publisher.submit(with_levels(state, self._levels()))

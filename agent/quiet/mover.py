@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agent.quiet.interfaces import Interrupts
     from agent.quiet.taken import TakenStore
 
-ROOM_SECONDS: Final = 600.0  # until a home that was refused is tried again
+# Time until the agent tries again to move interrupts to a CPU that the kernel refused.
+ROOM_SECONDS: Final = 600.0
 NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -37,9 +38,9 @@ class Moved(NamedTuple):
     """The result of a round."""
 
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places, and that may fire on quiet CPUs
-    failed: tuple[str, ...] = ()  # why movable interrupts stay
+    failed: tuple[str, ...] = ()  # movable interrupts that stay, each with the reason
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    is_steady: bool = True  # False: a CPU went offline or came back, and nothing was done
+    is_steady: bool = True  # False: a CPU went offline or came back, so the round did nothing
 
 
 @dataclass
@@ -50,14 +51,16 @@ class _Round:
     may_take: bool
     stays: Mapping[str, Stay] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
-    seen: dict[str, CPUSet] = field(default_factory=dict)  # affinities of those that are decided
+    # Affinities of the interrupts in `decisions`, as read.
+    seen: dict[str, CPUSet] = field(default_factory=dict)
     managed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     born: dict[str, Taken] = field(default_factory=dict)
     unused: set[str] = field(default_factory=set)  # new numbers that no driver has requested yet
     identities: dict[str, int | None] = field(default_factory=dict)
-    reborn: set[str] = field(default_factory=set)  # freed and requested again since they were recorded
-    ours: set[str] = field(default_factory=set)  # have an affinity that was written in an earlier round
+    # Numbers that were freed and requested again since they were recorded.
+    reborn: set[str] = field(default_factory=set)
+    ours: set[str] = field(default_factory=set)  # numbers whose affinity was written in an earlier round
     gone: int = 0
     foreign: dict[str, CPUSet] = field(default_factory=dict)
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
@@ -109,9 +112,10 @@ class InterruptMover:
         self._interrupts = interrupts
         self._store = store
         self._monotonic = monotonic
-        self._proven: dict[str, CPUSet] = {}  # affinities that were written and read back
+        self._proven: dict[str, CPUSet] = {}  # affinities that were written and read back, by number
         self._online = EMPTY
-        self._fixed: dict[str, str] = {}  # names of interrupts whose affinity the kernel refused to change
+        # Name of each interrupt whose affinity the kernel refused to change, by number.
+        self._fixed: dict[str, str] = {}
         self.crowded = CrowdedHomes(monotonic)
         self._writes: ForeignWrites[str] = ForeignWrites()
         self.has_moved = False  # the last round changed an affinity
@@ -190,7 +194,8 @@ class InterruptMover:
         if decision.is_foreign:
             now.foreign[number] = affinity
         if number in now.born and decision.write is None:
-            decision = decision._replace(write=affinity)  # shows whether the kernel lets it be moved
+            # The write shows whether the kernel lets the interrupt be moved.
+            decision = decision._replace(write=affinity)
         now.seen[number] = affinity
         if decision.write is not None and self._is_managed(number):
             self._report_fixed(now, number, decision.taken)
@@ -206,7 +211,7 @@ class InterruptMover:
         if decision.write is None and not decision.is_foreign:
             return decision
         name = self._interrupts.name(number)
-        if taken and taken.name and name != taken.name:  # the number was given to another driver
+        if taken and taken.name and name != taken.name:  # the number now belongs to another driver
             taken = self._record_at_birth(now, number, affinity, name)
             decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take)
         elif taken and affinity in taken.wrote and number not in now.born:

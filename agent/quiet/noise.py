@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from agent.quiet.owners import Owner
     from agent.quiet.thread_times import Threads
 
-_MOST_SETTING: Final = 2**14  # bytes; a list of CPUs is the longest
-Table: TypeAlias = tuple[Row, ...] | str  # or why it is unknown
+_MOST_SETTING: Final = 2**14  # bytes of a kernel setting; a list of CPUs is the longest
+Table: TypeAlias = tuple[Row, ...] | str  # counted rows, or why they are unknown
 Result = TypeVar("Result")
 
 
 class Waited(NamedTuple):
     """Time that one container's threads lost to others during the measurement."""
 
-    threads: int  # threads measured throughout
-    of: int  # threads it had
+    threads: int  # threads measured from beginning to end
+    of: int  # all threads that the container had
     seconds: float  # run-queue wait, summed over threads
     involuntary_switches: int
-    entered: Counter[str]  # names of processes started in it from outside that ran on its CPUs
+    entered: Counter[str]  # names of processes that entered the container from outside and ran on its CPUs
 
 
 class Periodic(NamedTuple):
@@ -51,9 +51,9 @@ NOT_KNOWN: Final = Periodic()
 class Noise:
     """Noise counted on exclusive CPUs."""
 
-    interrupts: Table  # of devices and of the kernel, most frequent first
+    interrupts: Table  # interrupts of devices and of the kernel, most frequent first
     softirqs: Table
-    waited: Mapping[str, Waited] = field(default_factory=dict)  # by namespace/pod/container
+    waited: Mapping[str, Waited] = field(default_factory=dict)  # lost time by namespace/pod/container
     # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
     managed: frozenset[str] = frozenset()
     periodic: Periodic = NOT_KNOWN

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-_MOST_PARENTS: Final = 64  # between a process and its container's first one
-_ENDED: Final = (OSError, IndexError, ValueError)  # a process that exits while it is read
+_MOST_PARENTS: Final = 64  # processes between one and its container's first process
+_ENDED: Final = (OSError, IndexError, ValueError)  # errors if a process exits while it is read
 
 
 class Entered(NamedTuple):
@@ -30,7 +30,7 @@ class Owner:
     """The threads of one container at one reading."""
 
     threads: list[int] = field(default_factory=list)
-    entered: dict[int, Entered] = field(default_factory=dict)  # processes started from outside
+    entered: dict[int, Entered] = field(default_factory=dict)  # processes started from outside, by pid
 
 
 def find_owners(proc: Path, first_pids: Mapping[str, int], cpus: CPUSet) -> dict[str, Owner]:

@@ -33,7 +33,7 @@ UNSTEADY_SECONDS: Final = (
     1.0  # until the round after one in which a CPU went offline or came back; doubled each time
 )
 REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
-MOST_PROMPT: Final = 6  # rounds in a row whose cost does not delay the next one
+MOST_PROMPT: Final = 6  # rounds in a row that may follow at once, whatever they cost
 # The same for a round after a change: 10 % of one CPU. Users change which CPUs are quiet as often as they like.
 CHANGE_REST: Final = 10.0
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
@@ -62,10 +62,11 @@ class Quieting:
     ) -> None:
         self._keeper = keeper
         self._sleep = sleep
-        self._is_left = is_left  # an earlier agent's changes that cannot be undone without a keeper
+        # Whether an earlier agent's changes cannot be undone, because there is no keeper.
+        self._is_left = is_left
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
-        self._reason = reason  # why no CPU is kept quiet, by configuration
+        self._reason = reason  # why the configuration keeps no CPU quiet
         # Of the last state: quiet CPUs, those that are quiet in every part, online CPUs, and the interrupts
         # that stay.
         self._wanted: tuple[CPUSet, CPUSet, CPUSet, Keeps] | None = None
@@ -76,10 +77,11 @@ class Quieting:
 
     def add(self, state: NodeState) -> NodeState:
         """Return a state with the results of the last round, and take its quiet CPUs for the next one."""
-        is_crio = not state.runtime or state.runtime.startswith("cri-o ")  # unknown: CRI-O may follow its own
+        # Unknown runtimes count as CRI-O, whose own annotation may be in force.
+        is_crio = not state.runtime or state.runtime.startswith("cri-o ")
         may_move = not (self._reason or state.observes)
         quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
-        # CRI-O's annotation is about interrupts alone.
+        # CRI-O's annotation covers interrupts only, so these CPUs have the other parts too.
         fully = quiet_cpus(state.ledger.parts, is_crio=True) if may_move else EMPTY
         keeps = frozenset(
             state.keeps[it.owner]

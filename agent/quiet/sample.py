@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     owner: Owner
     cpus: CPUSet  # its own CPUs
     idle: CPUSet  # siblings kept idle for it
-    cgroup: str  # empty: unknown
+    cgroup: str  # cgroup of the container; empty: unknown
     kept: frozenset[str] = frozenset()  # numbers of interrupts that stay on its CPUs, which do not disturb it
 
 
@@ -39,12 +39,12 @@ class Places:
 
     proc: Path
     interrupts: Path  # the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on
-    tasks: Callable[[str], Sequence[int]]  # tasks of a cgroup and its children
+    tasks: Callable[[str], Sequence[int]]  # returns the task ids in a cgroup and its children
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One reading."""
+    """One reading of the noise counters."""
 
     time: float
     measured: Mapping[Owner, Measured]

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "interrupts.json"  # in the state directory
-KNOWN: Final = "known"  # numbers that existed when the first affinity was changed, or were seen since
+FILE: Final = "interrupts.json"  # name of the record in the state directory
+# Interrupt numbers that existed when the first affinity was changed, or appeared since.
+KNOWN: Final = "known"
 _GROUP: Final = "alike/"  # interrupts with the same affinities
-_SINGLE: Final = "irq/"  # one interrupt, as builds of before 27 November 2026 wrote it
+_SINGLE: Final = "irq/"  # prefix of a record of one interrupt, as builds before 27 November 2026 wrote it
 _MASK: Final = "0x"
 
 

@@ -16,8 +16,8 @@ from pinning.machine.cpuset import CPUSet
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MOST_THREADS: Final = 256  # of one container; of more every n-th is read
-_ENDED: Final = (OSError, IndexError, ValueError)  # a thread that exits while it is read
+MOST_THREADS: Final = 256  # threads read of one container; of more threads every n-th is read
+_ENDED: Final = (OSError, IndexError, ValueError)  # errors if a thread exits while it is read
 _SWITCHES: Final = "\nnonvoluntary_ctxt_switches:"
 _ALLOWED: Final = "\nCpus_allowed_list:"
 
@@ -27,16 +27,16 @@ class Times(NamedTuple):
 
     waited_ns: int
     slices: int
-    switches: int  # involuntary
-    started: str  # in ticks since boot, because ids are reused
-    allowed: str  # CPU list
+    switches: int  # involuntary context switches
+    started: str  # start time in ticks since boot, because thread ids are reused
+    allowed: str  # CPUs on which it may run, as a list
 
 
 class Threads(NamedTuple):
     """One reading of a container's threads."""
 
     times: Mapping[int, Times]
-    of: int  # threads it had
+    of: int  # all threads that the container had
 
     @property
     def is_whole(self) -> bool:
@@ -49,7 +49,7 @@ class Lost(NamedTuple):
 
     waited_ns: int
     switches: int
-    slices: int | None  # None: unknown for some thread
+    slices: int | None  # None: unknown for at least one thread
 
 
 NO_THREADS: Final = Threads({}, 0)

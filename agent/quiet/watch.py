@@ -42,7 +42,8 @@ class NoiseWatch:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     limits: Limits = ()
     clock: Clock = field(default_factory=Clock)
-    noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict)  # of the last round
+    # Noise of the last round, by container.
+    noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict)
     _last: Sample | None = None
     _watched: dict[Owner, Watched] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.quiet.taken import TakenStore
 
-FILE: Final = "workqueues.json"  # in the state directory
+FILE: Final = "workqueues.json"  # name of the record in the state directory
 ALL_LABEL: Final = "the mask of all unbound workqueues"
 
 logger = logging.getLogger(__name__)
@@ -80,8 +80,9 @@ class WorkqueueMover:
         self._workqueues = workqueues
         self._store = store
         self._monotonic = monotonic
-        self._is_wanted = is_wanted  # the operator has asked for it
-        self._proven: dict[str, tuple[int, CPUSet]] = {}  # masks that were written and read back
+        self._is_wanted = is_wanted  # whether the operator has switched this part on
+        # Identity and mask of each workqueue that was written and read back.
+        self._proven: dict[str, tuple[int, CPUSet]] = {}
         self._writes: ForeignWrites[str] = ForeignWrites()
 
     @property
@@ -149,9 +150,10 @@ class WorkqueueMover:
             return
         identity, proven = self._proven.get(name, (None, None))
         if identity != now.identities[name]:
-            proven = None  # it was made anew
+            proven = None  # the workqueue was created anew
         decision = decide(mask, taken, quiet, proven=proven)
-        if decision.write and (ended := decision.write & isolated):  # a write wins over the isolation
+        # Writing a mask would override the isolation of these CPUs.
+        if decision.write and (ended := decision.write & isolated):
             raise Refused(f"an isolated partition of a cgroup has CPUs {ended}, and a write would end that")
         if decision.is_foreign:
             now.foreign.append(name)

@@ -17,7 +17,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALL: Final = ""  # stands for the mask that bounds all unbound workqueues
+ALL: Final = ""  # name that stands for the mask of all unbound workqueues
 
 
 class KernelWorkqueues:
@@ -87,11 +87,11 @@ class AbsentWorkqueues:
     """The masks of a node whose folder is not mounted."""
 
     def identities(self) -> dict[str, int]:
-        """Raise Unavailable."""
+        """Raise Unavailable, because the masks are not mounted."""
         raise Unavailable("the node's workqueue masks are not mounted: update the component quiet")
 
     def mask(self, name: str) -> CPUSet:
-        """Raise Refused."""
+        """Raise Refused, because the masks are not mounted."""
         raise Refused(name)
 
     def isolated(self) -> CPUSet:
@@ -99,5 +99,5 @@ class AbsentWorkqueues:
         return EMPTY
 
     def move(self, name: str, _: CPUSet) -> None:
-        """Raise Refused."""
+        """Raise Refused, because the masks are not mounted."""
         raise Refused(name)
