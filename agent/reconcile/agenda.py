@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Final, TypeAlias
 
-CRASHED_SECONDS: Final = 5.0  # until a look that crashed is due again
+CRASHED_SECONDS: Final = 5.0  # delay until a look that crashed is due again
 RECONCILE: Final = "reconcile"
-EARLY_SECONDS: Final = 0.1  # by which a poll may run before it is due, if another look wakes the process then
+EARLY_SECONDS: Final = 0.1  # how early a poll may run, if another look wakes the process then
 
 # Returns the seconds until it is due again; None: when it is asked for.
 Look: TypeAlias = Callable[[], Coroutine[object, object, float | None]]
@@ -40,7 +40,7 @@ class Agenda:
             None  # begins a look; None while the agenda does not run
         )
         self._timer: asyncio.TimerHandle | None = None
-        self._armed = math.inf  # when the timer expires
+        self._armed = math.inf  # loop time at which the timer expires
 
     def add(self, key: str, look: Look, seconds: float | None = None) -> None:
         """Add a look that is due in some seconds; None: when it is asked for."""
@@ -61,7 +61,8 @@ class Agenda:
 
     async def pause(self, key: str, seconds: float) -> None:
         """Wait for some seconds; up to EARLY_SECONDS less if a look is due then, to share its timer (timer coalescing)."""
-        over = asyncio.Event()  # a look may come in the turn in which the waiting task is cancelled
+        # A look may end in the turn of the loop in which the waiting task is cancelled.
+        over = asyncio.Event()
         self.add_poll(key, over.set, seconds)
         try:
             await over.wait()
@@ -89,7 +90,7 @@ class Agenda:
             self._begin = lambda key: group.create_task(self.look(key))
             try:
                 self._arm()
-                await asyncio.get_running_loop().create_future()  # the timer does the rest
+                await asyncio.get_running_loop().create_future()  # the timer begins all looks
             finally:
                 self._begin = None
                 self._disarm()
@@ -120,7 +121,7 @@ class Agenda:
     def _look_short(self, key: str) -> None:
         try:
             seconds = self._short[key]()
-        except Exception:  # as above
+        except Exception:  # see above
             logger.exception("look crashed", extra={"facts": {"look": key}})
             seconds = CRASHED_SECONDS
         self._ended(key, seconds)
@@ -129,7 +130,7 @@ class Agenda:
         self._running.discard(key)
         if seconds is not None:
             self.within(key, seconds)
-        self._arm()  # it may have been asked for while it ran
+        self._arm()  # the look may have been requested again while it ran
 
     def _arm(self) -> None:
         """Set the timer to the look that is due first, unless it expires before that: then it is set anew."""

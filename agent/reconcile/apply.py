@@ -94,14 +94,16 @@ class Applier:
         follows = cpusets.version == 1 and cpusets.writable
         for record in rewritten if follows else ():
             if record.cgroup and record.applied == record.wanted and not record.split_home:
-                with suppress(AgentError):  # it exits, or the next move of its cgroup fails and says why
+                # The container exits, or the next move of its cgroup fails and reports why.
+                with suppress(AgentError):
                     cpusets.write(record.cgroup, record.applied, record.replaced)
 
     async def _do(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
         self._writable = self._cgroups.cpusets.writable
-        shared = {id(action.after): action.after for action in actions}  # many containers of a pool have one
+        # Many containers of a pool share one value.
+        shared = {id(action.after): action.after for action in actions}
         awaited = {at for after in shared.values() for at in after}
         awaited.update(at for action in actions for at in action.follows)
         results: list[Result] = []

@@ -39,8 +39,9 @@ MACHINE: Final = "machine"  # key of the looks at the machine on the agenda
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
 # the same while the kernel reports its changes; for CPUs that a partition of cgroups takes, of which it reports nothing
 REPORTED_SECONDS: Final = 10.0
-SOON_SECONDS: Final = 0.05  # from an event of the kernel to a look: CPUs go offline one after the other
-CLOSE_LOOKS: Final = 5  # with POLL_SECONDS after an event: cgroups follow hotplug a moment later
+# From an event of the kernel to the look at the machine: CPUs go offline one after the other.
+SOON_SECONDS: Final = 0.05
+CLOSE_LOOKS: Final = 5  # looks, POLL_SECONDS apart, after an event: cgroups follow hotplug a moment later
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ LOCK: Final = "lock"
 KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
 # Needed while ResourceClaims hold CPUs, which older agents would give away.
 NEEDS_CLAIMS: Final = frozenset({"claims"})
-KNOWN: Final = NEEDS_CLAIMS  # words of `needs`
+KNOWN: Final = NEEDS_CLAIMS  # the words of `needs` that this version supports
 
 
 class AlreadyRunning(AgentError):
@@ -78,8 +78,8 @@ class Saved:
     topology: Topology
     universe: CPUSet
     ledger: Ledger
-    reserved: CPUSet | None = None  # None: written by an earlier agent
-    needs: frozenset[str] = frozenset()  # features that an agent needs to use it
+    reserved: CPUSet | None = None  # None: an earlier agent wrote the checkpoint
+    needs: frozenset[str] = frozenset()  # words for features that an agent must support to use the checkpoint
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 

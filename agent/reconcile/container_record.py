@@ -51,27 +51,28 @@ class ContainerRecord:
     is_awaited: bool  # its unpinned time is still to be reported; never for containers older than the agent
     is_new: bool = False  # its tasks were not checked since the agent saw it appear
     is_assured: bool = False  # this agent sent its CPUs to the runtime
-    wanted: CPUSet = EMPTY  # CPUs by the last plan; empty before the first
+    wanted: CPUSet = EMPTY  # CPUs by the last plan; empty before the first plan
     # the CPUs on which it was last seen right, and its unpinned time in seconds
     right: tuple[CPUSet, float | None] | None = None
     mems: CPUSet = EMPTY  # NUMA nodes for its memory if it starts now; empty: unbound
-    sent_mems: CPUSet = EMPTY  # the last ones that the runtime accepted
+    sent_mems: CPUSet = EMPTY  # NUMA nodes of `mems` that the runtime accepted last
     memory: CPUSet = EMPTY  # NUMA nodes that it may allocate memory from, if read from the kernel
     # the last CPUs that the runtime accepted; the only evidence if its cgroup cannot be read
     sent: CPUSet = EMPTY
-    born: CPUSet = EMPTY  # its CPUs at creation, over NRI
+    born: CPUSet = EMPTY  # CPUs that it was created with, over NRI
     was_seen_so: bool = False  # the kernel confirmed its CPUs at creation
     is_owner: bool = False  # the last plan gives it exclusive CPUs
     home: CPUSet = EMPTY  # CPUs of its unmoved tasks, if it may use more CPUs than it owns
     parts: Parts = NO_PARTS  # the last parts of its tasks; without a home: not split
     is_split: bool = False  # this agent moved its tasks to their parts
-    is_outrun: bool = False  # this agent tried, but tasks started faster
-    applied: CPUSet = EMPTY  # last read after a write of this agent, or found and left
-    replaced: CPUSet = EMPTY  # what it had before the last write of another program
+    is_outrun: bool = False  # this agent tried to move its tasks, but new ones started faster
+    applied: CPUSet = EMPTY  # CPUs last read after a write of this agent, or found right and left
+    replaced: CPUSet = EMPTY  # CPUs before the last write of another program
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
-    owner: Owner = field(init=False)  # of its CPUs, the same for each restart
-    _compared_at: tuple[object, ...] = ()  # where it was when its tasks were last compared; empty: never
+    owner: Owner = field(init=False)  # key of its CPUs in the ledger, the same after each restart
+    # Its pid, state, CPUs and parts when its tasks were last compared; empty: not compared.
+    _compared_at: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         self.owner = Owner(self.seen.pod_uid, self.seen.name)
@@ -88,7 +89,7 @@ class ContainerRecord:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the container runs."""
         return self.seen.state is State.RUNNING
 
     @property

@@ -101,7 +101,7 @@ class BootKeeper:
         self._metrics = metrics
         self._scope = BootScope(frozenset())
         self._cpus = EMPTY  # CPUs for booting machines; empty: leave them alone
-        self._owned = EMPTY  # CPUs of owners
+        self._owned = EMPTY  # exclusive CPUs of the node
         self._known: frozenset[str] | None = None  # machines of the last listing; None: there was none
         self._wanted = asyncio.Event()
 

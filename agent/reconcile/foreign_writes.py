@@ -34,11 +34,11 @@ class ForeignWrites(Generic[Key]):
     rewrites: Mapping[Key, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def saw(self, owner: Key, now: float) -> ForeignWrites[Key]:
-        """Count one foreign write."""
+        """Return the history with one more foreign write of this owner."""
         return self.saw_all((owner,), now)
 
     def saw_all(self, owners: Iterable[Key], now: float) -> ForeignWrites[Key]:
-        """Count one foreign write of each."""
+        """Return the history with one more foreign write of each owner."""
         rewrites = dict(self.rewrites)
         owner: Key
         for owner in owners:
@@ -61,7 +61,7 @@ class ForeignWrites(Generic[Key]):
 
     @property
     def conflicts(self) -> tuple[Key, ...]:
-        """The containers in conflict, in order."""
+        """The owners that another program keeps changing, in order."""
         return tuple(sorted(owner for owner in self.rewrites if self.is_conflict(owner)))
 
     def ends(self, now: float) -> float | None:
@@ -93,7 +93,7 @@ class ForeignWriteLog:
             logger.warning("cpuset rewritten by another program", extra={"facts": facts})
 
     def saw(self, owner: Owner) -> None:
-        """Count one foreign write."""
+        """Count one foreign write to a container's cpuset."""
         self._writes = self._writes.saw(owner, self._clock.monotonic())
 
     def is_conflict(self, owner: Owner) -> bool:

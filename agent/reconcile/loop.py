@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
 
 SWEEP_SECONDS: Final = 30.0
-WAIT_SECONDS: Final = 1.0  # until the next pass while pods or containers are unknown
+WAIT_SECONDS: Final = 1.0  # delay of the next pass while pods or containers are unknown
 
 logger = logging.getLogger(__name__)
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 # affinities of vCPUs, first thread, all threads, I/O threads and vhost threads; then the thread ids
 Masks: TypeAlias = tuple[tuple[CPUSet, ...], CPUSet, CPUSet, "tuple[IOThread, ...]", CPUSet, frozenset[int]]
 
-STARTING_SECONDS: Final = 2.0  # grace period of a new machine: not found is no failure yet
+STARTING_SECONDS: Final = 2.0  # grace period in which a new machine may be missing without an error
 
 
 class VMTarget(NamedTuple):
     """The CPUs that one machine must run on."""
 
     pod_uid: str
-    cpus: CPUSet  # held by its container, or by those of its sandbox together; empty: none
-    others: CPUSet = EMPTY  # of a sandbox: for threads other than vCPUs, and for all without CPUs
-    smt: SMTPolicy | None = None  # None: KubeVirt's own choice
+    cpus: CPUSet  # CPUs held by its container, or by those of its sandbox together; empty: none
+    # Sandbox only: CPUs for threads other than vCPUs, and for all threads if `cpus` is empty.
+    others: CPUSet = EMPTY
+    smt: SMTPolicy | None = None  # None: as KubeVirt chose
     doubt: str = ""  # why the owner of the CPUs is unknown
 
 
@@ -40,28 +41,29 @@ class MachineRecord:
     """One virtual machine: its place, its CPUs by the last plan, and the last reading of its threads."""
 
     place: VMPlace
-    known_since: float  # when it got a target, on the monotonic clock
-    name: str = ""  # of a sandbox: namespace/pod
-    pod_uid: str = ""  # of a sandbox, as the runtime knows it
-    has_quota: bool = False  # of a sandbox: one of its containers has a CPU quota
+    known_since: float  # monotonic time at which the machine got a target
+    name: str = ""  # sandbox only: namespace/pod
+    pod_uid: str = ""  # sandbox only: the pod's uid as the runtime knows it
+    has_quota: bool = False  # sandbox only: one of its containers has a CPU quota
     target: VMTarget = NO_TARGET  # NO_TARGET: its threads are left alone
-    threads: VMCPUs | None = None  # of a sandbox: the affinities; None: not found
+    threads: VMCPUs | None = None  # sandbox only: affinities of its threads; None: not found
     was_found: bool = False
-    lost_since: float | None = None  # on the monotonic clock
+    # Monotonic time since which its threads are not found; None: they are found.
+    lost_since: float | None = None
     retry: Retry = field(default_factory=Retry)
-    is_refused: bool = False  # while it is not found: the runtime refused its last CPUs
+    is_refused: bool = False  # the runtime refused the last CPUs of a machine that is not found
     is_sent: bool = False  # the runtime accepted cpusets for one of its containers
     is_due: bool = True  # the next poll reads it in any case
-    is_waiting: bool = False  # waits for libvirt to pin it
+    is_waiting: bool = False  # the machine waits for libvirt to pin it
     is_changing: bool = False  # its vCPUs changed at the last reading
-    count: int = 0  # of threads at the last reading
+    count: int = 0  # number of threads at the last reading
     looked: Masks | None = None  # its masks and threads at the end of the last look; None: not found
-    has_strayed: bool = False  # a pass has read others since
-    rests_until: float = 0.0  # on the monotonic clock
+    has_strayed: bool = False  # a pass has read other affinities since the last look
+    rests_until: float = 0.0  # monotonic time until which it is not read again
     vcpus: int | None = None  # number of vCPUs at the last reading
-    since: float = 0.0  # when that number changed, on the monotonic clock
+    since: float = 0.0  # monotonic time at which the number of vCPUs changed
     masks: VMMasks | None = None  # the masks last written
-    state: VMState | None = None  # None: it does not exist
+    state: VMState | None = None  # None: the machine does not exist
 
     def listed(self, sandbox: RuntimeSandbox) -> None:
         """Take over the runtime's listing."""

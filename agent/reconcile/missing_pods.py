@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # between two requests, so that a node full of unknown pods does not overload the API server
 PAUSE_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 30.0  # between two requests of found pods that the watch has not shown
-Name = tuple[str, str]  # namespace and name
+Name = tuple[str, str]  # namespace and name of a pod
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ class MissingPodLookup:
         self._source = pods
         self._on_found = found
         self._sleep = sleep
-        self._wanted: dict[str, Name] = {}  # by uid, as the runtime knows it
+        self._wanted: dict[str, Name] = {}  # pods to request, by uid as the runtime knows it
         self._asked: set[str] = set()
-        self._found: dict[str, Pod] = {}  # by uid of the API
+        self._found: dict[str, Pod] = {}  # pods that were found, by uid of the API
         self._wake = asyncio.Event()
         self._backoff = Backoff(PAUSE_SECONDS)
 

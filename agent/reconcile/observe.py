@@ -58,7 +58,7 @@ class Observer:
         self._vms = vms
         self.runtime_reason = ""  # why the runtime did not list its containers last time
         self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
-        self.is_listed = True  # the containers come from a listing; False: from events
+        self.is_listed = True  # the containers come from a list; False: they come from events
         self._interfaces = interfaces
         self._clock = clock
         self._pods: dict[str, tuple[Pod, SeenPod]] = {}
@@ -255,7 +255,7 @@ class Observer:
             return state, record.sent
         try:
             cpus = self._interfaces.cgroups.cpusets.read(record.cgroup)
-        except Gone:  # the cgroup does not exist yet, or any more
+        except Gone:  # the cgroup does not exist yet, or no longer exists
             return (state, record.sent) if state is State.CREATED else (State.EXITED, EMPTY)
         except (Refused, Unavailable) as error:
             logger.warning(

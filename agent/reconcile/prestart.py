@@ -32,18 +32,19 @@ FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
 # between two questions for names that decide where containers start: CRI-O starts one some 10 ms after it lists it
 NAME_PAUSE: Final = 0.004
-SOON_SECONDS: Final = 2.0  # after that a start is slow anyway, and is asked for less often
+SOON_SECONDS: Final = 2.0  # age of a start from which it is polled less often, because it is slow anyway
 GIVE_UP_SECONDS: Final = 30.0
 # an entry that was not requested by then belongs to a container that was never listed
 KEPT_SECONDS: Final = 60.0
-SANDBOX_PAUSE: Final = 1.0  # the longest between two looks whether a listing names what was pinned by its pod
+# Longest pause between two checks whether the runtime lists a container that is pinned by its pod's CPUs.
+SANDBOX_PAUSE: Final = 1.0
 
 
 class Right(NamedTuple):
     """Proof that a container was on the right CPUs, with the time its command may have run before."""
 
     cpus: CPUSet
-    seconds: float | None  # None: unknown
+    seconds: float | None  # time that its command may have run elsewhere; None: unknown
     at: float
 
 
@@ -79,7 +80,7 @@ class SharedQuestion:
         return owner
 
     def forget(self, container_id: str) -> None:
-        """Ask no more for a container."""
+        """Stop asking the runtime for the owner of a container."""
         self._answers.pop(container_id, None)
         self._urgent.discard(container_id)
 
@@ -132,7 +133,7 @@ class PreStartPinner:
         self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
         self._names = SharedQuestion(owners)
-        self._own: dict[str, CPUSet] = {}  # cpusets of what was pinned by its pod, before that
+        self._own: dict[str, CPUSet] = {}  # cpuset of each container before it was pinned by its pod's CPUs
         self._restoring: set[asyncio.Task[None]] = set()
 
     def pin(self, container: NewContainer) -> None:
@@ -254,7 +255,7 @@ class PreStartPinner:
             if not is_written:
                 return False
         if start.seconds is None:
-            return start.has_begun  # since when is not known
+            return start.has_begun  # the time since when is not known
         if not (target.is_planned or start.has_begun):
             return False
         self._note(container, target, start.seconds if start.has_begun else 0.0)

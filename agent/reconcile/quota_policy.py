@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from pinning.planning.observed import Observed
 
-LOOK_SECONDS: Final = 1.0  # between reads, instead of reading each quota in every pass
+LOOK_SECONDS: Final = 1.0  # between two reads of a container's quota
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class QuotaKeeper:
         self._runtime = runtime
         self._saved = saved
         saved.require(lambda _, text: _parse(text))
-        self._looks: dict[str, _Look] = {}  # by cgroup
-        self._whole: set[str] = set()  # pods whose own quota is unset
+        self._looks: dict[str, _Look] = {}  # the last decision, by cgroup
+        self._whole: set[str] = set()  # uids of pods whose own quota is unset
 
     def follow(
         self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float

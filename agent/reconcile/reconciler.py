@@ -60,8 +60,9 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
-ALIGNING: Final = frozenset({"best-effort", "restricted", "single-numa-node"})  # of the topology manager
-TALLIES: Final = "tallies"  # key of the count of tasks on the agenda
+# Policies of the kubelet's topology manager that align CPUs with devices.
+ALIGNING: Final = frozenset({"best-effort", "restricted", "single-numa-node"})
+TALLIES: Final = "tallies"  # key of the count of tasks by affinity on the agenda
 # after the start: a first list usually takes a tenth of it, so a longer one means that the API is out of reach
 PODS_SECONDS: Final = 2.0
 
@@ -74,11 +75,11 @@ class Settings:
 
     node: str
     config: NodeConfig
-    kubelet_state: Path | None = None  # the kubelet's cpu_manager_state
+    kubelet_state: Path | None = None  # path of the kubelet's cpu_manager_state
     # the policy at start, if the state file does not name it
     kubelet_policy: KubeletPolicy = KubeletPolicy.UNKNOWN
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # policy of the kubelet's Memory Manager at start
-    group: str = ""  # node group of the configuration; empty: none
+    group: str = ""  # node group of the configuration; empty: no group
     topology_manager: str = ""  # policy of the kubelet's topology manager at start; empty: unknown
 
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:

@@ -52,7 +52,7 @@ class ReserveKeeper:
         return _keeping(self._kept, config)
 
     def planned(self, sets: NodeSets) -> None:
-        """Keep the reserve of a plan."""
+        """Remember the reserved CPUs of the last plan."""
         self._kept = sets.reserved
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION: Final = 1
-_BOOT_ID: Final = re.compile(rb'"bootID": "([^"]+)"')  # found in a file that is cut, too
+_BOOT_ID: Final = re.compile(rb'"bootID": "([^"]+)"')  # found even in a truncated file
 _DAMAGES: Final = (KeyError, TypeError, ValueError, AttributeError, PinningError)
 
 _Value = TypeVar("_Value")
@@ -62,7 +62,7 @@ class Restorable:
 
     @property
     def originals(self) -> Mapping[str, str]:
-        """The saved originals by key."""
+        """The original kernel values that are saved, by key."""
         return self._originals
 
     def remember(self, originals: Mapping[str, str]) -> None:

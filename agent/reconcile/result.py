@@ -39,26 +39,27 @@ NO_TIMES: Final = ClaimTimes()
 
 @dataclass(frozen=True)
 class PassResult:
-    """The result of one pass."""
+    """What one pass observed and planned, and the cpusets that it read back."""
 
     observed: Observed
     plan: Plan
-    proofs: Mapping[str, Proof]  # by container id
+    proofs: Mapping[str, Proof]  # cpuset read back from the kernel, by container id
     names: Mapping[Owner, str]  # readable names of the live containers
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()
     # NUMA nodes that running containers allocate memory from, if they were read.
     memory: Mapping[Owner, CPUSet] = field(default_factory=dict)
-    vms: Mapping[str, VMState] = field(default_factory=dict)  # by pod
+    vms: Mapping[str, VMState] = field(default_factory=dict)  # virtual machines by uid of the pod
     runtime_reason: str = ""  # why the runtime did not list its containers
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
-    first_pids: Mapping[str, int] = field(default_factory=dict)  # by namespace/pod/container
-    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of these containers, if known
+    # Pid of each container's first process, by namespace/pod/container.
+    first_pids: Mapping[str, int] = field(default_factory=dict)
+    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # cgroup of each of these containers, if known
 
     @cached_property
     def shared(self) -> CPUSet:
-        """The CPUs of everything unpinned."""
+        """CPUs of all containers without CPUs of their own."""
         return self.plan.shared
 
     @cached_property
@@ -139,7 +140,7 @@ def pass_result(
     foreign_writes: ForeignWriteLog,
     vms: Mapping[str, VMState],
 ) -> PassResult:
-    """Return the result of a pass."""
+    """Collect the result of a pass from its observation, its plan and the records of containers."""
     records = observer.records
     failures = [record.name for record in records.values() if record.retry.reason]
     names = {record.owner: record.name for record in records.values()}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pinning.planning.run_sets import SandboxSet
 
 LOST_SECONDS: Final = 30.0  # budget of waits for lost machines, which may run on any CPU
-WINDOW_SECONDS: Final = 600.0  # of the budget: node-wide, so that machines that come and go cannot extend it
+WINDOW_SECONDS: Final = 600.0  # period of this budget: node-wide, so that many machines cannot extend it
 SLOT_SECONDS: Final = 10.0  # granularity with which used budget expires
 NOT_FOUND: Final = "its threads are not found, so that its CPUs are unknown: look at the log of the agent"
 NOT_TAKEN: Final = "the runtime did not take the CPUs of every container"
@@ -41,7 +41,8 @@ class WaitBudget:
     The budget is node-wide, so creating many such machines cannot extend the delay.
     """
 
-    waited: dict[int, float] = field(default_factory=dict)  # seconds, by the slot in which the wait ended
+    # Waited seconds, by number of the time slot in which the wait ended.
+    waited: dict[int, float] = field(default_factory=dict)
     since: float | None = None  # start of the wait that is not counted yet; None: no wait
 
     def begin(self, now: float) -> None:

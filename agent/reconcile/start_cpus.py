@@ -20,7 +20,8 @@ class StartCPUs(NamedTuple):
     """The CPUs on which a container may start."""
 
     cpus: CPUSet
-    is_planned: bool = True  # false: the name of the container decides which part of them it gets
+    # False: the container's name, not known yet, decides which part of the CPUs it gets.
+    is_planned: bool = True
 
 
 class Unplanned(Enum):
@@ -35,7 +36,7 @@ class PlannedStarts:
     def __init__(self, foreign_writes: ForeignWriteLog) -> None:
         self._foreign_writes = foreign_writes
         self._run_sets: RunSets | None = None
-        self._pods: Mapping[str, SeenPod] = {}  # by uid
+        self._pods: Mapping[str, SeenPod] = {}  # pods by uid
         self._host_classes: Collection[str] = ()
 
     def planned(

@@ -24,7 +24,8 @@ AT_ONCE: Final = 8  # containers between two yields to the event loop
 TURN_SECONDS: Final = 0.02  # CPU time until a further yield: a container with a thousand cgroups takes longer
 POLL_SECONDS: Final = 2.0  # between two rounds of counting tasks by part
 REST: Final = 50.0  # seconds for each second of counting, so that many threads cost at most 2 % of a core
-MOST_SHOWN: Final = 8  # in one round: programs that change their masks all the time cost 4 requests a second
+# Containers in one round: programs that change their masks all the time cost 4 requests a second.
+MOST_SHOWN: Final = 8
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 class Sweep(NamedTuple):
     """The result of one check of all tasks."""
 
-    is_whole: bool  # not interrupted
-    is_news: bool  # results to publish changed
+    is_whole: bool  # the check was not interrupted
+    is_news: bool  # results that are published have changed
 
 
 async def prove_tasks(
@@ -111,7 +112,7 @@ class TallyWatch:
         self._observer = observer
         self._cgroups = cgroups
         self._clock = clock
-        self._first = 0  # container of the next round
+        self._first = 0  # index of the first container of the next round
         self._is_counting = False  # a round is due
 
     def begins(self) -> bool:

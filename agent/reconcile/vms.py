@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
 
-LOOK: Final = "machines"  # its key on the agenda
+LOOK: Final = "machines"  # key of the look at machines on the agenda
 POLL_SECONDS: Final = 5.0  # between two readings of the thread counts
-SWEEP_SECONDS: Final = 59.0  # minimum between two readings of every thread: each second sweep of the agent
-SOON_SECONDS: Final = 1.0  # between two readings while a machine waits for its pins
+SWEEP_SECONDS: Final = 59.0  # least time between two readings of every thread: each second sweep of the agent
+SOON_SECONDS: Final = 1.0  # between two readings while a machine waits for libvirt to pin it
 # Rate limit for reading a machine that starts and ends threads: a reading costs 25 to 100 microseconds a thread.
 REST_SECONDS_A_THREAD: Final = 0.004
-FREE_THREADS: Final = 1_000  # threads without rate limit: guests of hundreds of vCPUs have fewer
+# Threads that are read without rate limit: guests of hundreds of vCPUs have fewer.
+FREE_THREADS: Final = 1_000
 AT_ONCE: Final = 8  # machines between two yields to the event loop
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
 
@@ -62,7 +63,7 @@ class VMKeeper:
         self._trigger = trigger
         trigger.agenda.add(LOOK, self.look)
         self.sandboxes: dict[str, MachineRecord] = {}  # every sandbox of the node, by its id
-        self._launchers: dict[str, MachineRecord] = {}  # those with a target, by container id
+        self._launchers: dict[str, MachineRecord] = {}  # launchers with a target, by container id
         self._topology: Topology | None = None
         self._is_paused = False
         self._read_by_pass: set[str] = set()  # sandboxes whose affinities this pass has read
@@ -116,7 +117,8 @@ class VMKeeper:
     def confine(self, record: MachineRecord, own: CPUSet, others: CPUSet) -> VMCPUs | None:
         """Move the threads of a sandbox at once; return their affinities as read back."""
         record.aim(record.place, VMTarget(record.pod_uid, own, others), self._clock.monotonic())
-        seen = self._look(record, fully=True)  # actions wait until no thread of it is left on the CPUs
+        # Actions wait until no thread of the machine is left on the CPUs.
+        seen = self._look(record, fully=True)
         record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
         return record.threads
 
