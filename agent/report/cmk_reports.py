@@ -45,7 +45,7 @@ class CMKReports:
         self._node = node
         self._folder = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
         self._interval = interval_seconds
-        self._written: dict[str, Any] = {}  # by kind
+        self._written: dict[str, Any] = {}  # content of the last written reports, by kind
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:

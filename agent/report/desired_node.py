@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Assignment
     from pinning.pods.types import Pod
 
-LONGEST_MESSAGE: Final = 1024  # of a condition
+LONGEST_MESSAGE: Final = 1024  # characters of a condition's message
 LONGEST_LABEL: Final = 63
 NO_SCHEDULE: Final = "NoSchedule"
 KUBELET_REMEDY: Final = "set cpuManagerPolicy to none in the kubelet's configuration"
@@ -65,10 +65,11 @@ class DesiredNode:
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    no_taints: tuple[Taint, ...] = ()  # the agent's taints to remove
-    no_taint_keys: frozenset[str] = frozenset()  # to remove with any value and effect
+    no_taints: tuple[Taint, ...] = ()  # taints of the agent to remove
+    no_taint_keys: frozenset[str] = frozenset()  # keys of taints to remove, whatever their value and effect
     resources: Mapping[str, int | None] = field(default_factory=dict)
-    no_other_resources: str = ""  # prefix of resources to remove that are not named; empty: of none
+    # Prefix: resources with it that are not in `resources` are removed; empty: none are.
+    no_other_resources: str = ""
     conditions: tuple[Condition, ...] = ()
     no_conditions: tuple[str, ...] = ()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 BURST: Final = 10  # events about one pod before the rate limit applies
-REFILL_SECONDS: Final = 30.0  # until one more is allowed
+REFILL_SECONDS: Final = 30.0  # time until one more event is allowed
 PENDING: Final = 500
 REMEMBERED: Final = 2000
 
@@ -48,10 +48,10 @@ class _Sent:
 class _Attempt:
     """State of one attempt to send all pending events."""
 
-    pods: Mapping[str, Pod]  # by uid of the runtime
+    pods: Mapping[str, Pod]  # pods by uid as the runtime knows it
     late: Collection[str]  # uids of pods that the watch has not shown yet
-    turns: set[str]  # namespaces whose wait is over
-    failures: int = 0  # consecutive, in namespaces that did not wait before
+    turns: set[str]  # namespaces whose backoff has ended
+    failures: int = 0  # failed requests in a row, in namespaces that had not failed before
 
 
 class EventReport:
@@ -66,7 +66,7 @@ class EventReport:
         self._pending: deque[Event] = deque(maxlen=PENDING)
         self._sent: dict[str, _Sent] = {}
         self._buckets: dict[str, TokenBucket] = {}
-        self._backoff = ObjectBackoff(clock)  # by namespace
+        self._backoff = ObjectBackoff(clock)  # backoff for each namespace
         self.writes = 0
         self.held_back = 0
 
@@ -162,7 +162,7 @@ class EventReport:
         self.writes += 1
         try:
             await self._api.create(folder, document)
-        except Conflict:  # a previous agent sent it
+        except Conflict:  # an agent that ran before sent this event
             return await self._again(event)
         return event
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pinning.planning.refusal import Refusal
     from pinning.pods.types import Pod
 
-LONGEST_NAME: Final = 200  # of the pod; a hash follows
+LONGEST_NAME: Final = 200  # characters of a pod's name; a hash follows
 _WITHOUT_DEVICES: Final = ": until then its CPUs are chosen without regard to its devices"
-LONGEST_MESSAGE: Final = 1024  # limit of the API server
+LONGEST_MESSAGE: Final = 1024  # characters of a message, by the API server's limit
 
 
 class Reason(StrEnum):

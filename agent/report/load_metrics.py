@@ -29,7 +29,7 @@ class ApiCounts(Collector):
         self._api = api
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the counters."""
+        """Yield the numbers of requests and of errors of the client."""
         yield CounterMetricFamily(
             "corepin_agent_api_requests", "Requests to the API server.", value=self._api.requests
         )
@@ -74,7 +74,7 @@ class MetricsReport:
         )
 
     async def publish(self, state: NodeState) -> None:
-        """Set the gauges."""
+        """Set the gauges to the values of a state."""
         pods = list(self._pods.pods().values())
         load = overcommit(in_shared_set(pods, state.sets), state.ledger, len(state.shared))
         injected = sidecars(pods, state.seen_pods, self._sidecar)
@@ -88,4 +88,4 @@ class MetricsReport:
         self._hidden.labels("sidecar_bytes").set(injected.bytes)
 
     async def reset(self) -> None:
-        """Metrics end with the process."""
+        """Do nothing, because metrics end with the process."""

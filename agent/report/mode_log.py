@@ -29,7 +29,7 @@ class LogReport:
         self._other_plugins: tuple[str, ...] = ()
 
     async def publish(self, state: NodeState) -> None:
-        """Compare with the last state."""
+        """Log changes since the last state."""
         if state.sets.align_uncore is not self._aligns:
             self._aligns = state.sets.align_uncore
             logger.info("last-level caches", extra={"facts": {"alignUncore": self._aligns}})
@@ -65,7 +65,7 @@ class LogReport:
             logger.info("allocating CPUs", extra={"facts": {"kubelet": str(state.kubelet)}})
 
     async def reset(self) -> None:
-        """Do nothing: log lines stay."""
+        """Do nothing, because log lines stay."""
 
 
 class RefusalLog:
@@ -75,7 +75,7 @@ class RefusalLog:
         self._logged: frozenset[Refusal] = frozenset()
 
     async def publish(self, state: NodeState) -> None:
-        """Compare with the last state."""
+        """Log changes since the last state."""
         for refusal in state.refusals:
             if refusal not in self._logged:
                 facts = {"claim": refusal.name, "reason": str(refusal.reason), "message": refusal.message}
@@ -83,4 +83,4 @@ class RefusalLog:
         self._logged = frozenset(state.refusals)
 
     async def reset(self) -> None:
-        """Do nothing: log lines stay."""
+        """Do nothing, because log lines stay."""

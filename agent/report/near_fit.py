@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from agent.report.desired_node import DesiredNode
     from agent.report.node_types import Node
 
-MOST_RESOURCES: Final = 900  # of a node, which leaves a hundred for device plugins that register afterwards
+# Resources on a node, which leaves a hundred for device plugins that register afterwards.
+MOST_RESOURCES: Final = 900
 
 
 def fitting(node: Node, desired: DesiredNode) -> tuple[DesiredNode, int]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NODES: Final = "/api/v1/nodes"
 INTERVAL_SECONDS: Final = 1.0
-TRIES: Final = 5  # attempts on conflicts with other writers
+TRIES: Final = 5  # attempts of one write when other writers change the Node object too
 
 logger = logging.getLogger(__name__)
 _node = msgspec.json.Decoder(Node)
@@ -65,7 +65,7 @@ class NodeReport:
         self._answered: Node | None = None  # the response to the agent's own last request
         self._state: NodeState | None = None
         self._published: dict[str, int] | None = None
-        self._left_out = 0  # counts of CPUs beside devices for which the node has no room
+        self._left_out = 0  # number of counts of CPUs beside devices for which the node has no room
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -75,9 +75,9 @@ class NodeReport:
     async def publish(self, state: NodeState) -> None:
         """Bring the Node object to the desired state, and start to keep it there."""
         if not state.is_synchronised and not state.runtime_reason:
-            return  # the runtime is out of reach: keep what was written before
+            return  # the runtime is out of reach: keep the fields that were written before
         self._state = state
-        if self._following is None or self._following.done():  # done: it crashed
+        if self._following is None or self._following.done():  # done: the task crashed
             self._following = asyncio.create_task(self._follow())
         await self._write()
 

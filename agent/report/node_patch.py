@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from agent.report.desired_node import DesiredNode
     from agent.report.node_types import Condition, Node, Taint
 
-MOST: Final = 10**15  # of a resource; kube-apiserver 1.37 refuses 1.8 * 10**16 as "must be an integer"
+# Largest amount of a resource; kube-apiserver 1.37 refuses 1.8 * 10**16: "must be an integer".
+MOST: Final = 10**15
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
     capacity = _changed(node.status.capacity, amounts)
     allocatable = _changed(node.status.allocatable, amounts)
     status = _filled(
-        capacity=capacity | allocatable,  # both must be set together
+        capacity=capacity | allocatable,  # capacity and allocatable must be set together
         allocatable=capacity | allocatable,
         conditions=_conditions(node.status.conditions or (), desired, now),
     )

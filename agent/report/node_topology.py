@@ -115,18 +115,18 @@ class TopologyReport:
         self._node: Node | None = None
         self._there: Topology | None = None
         self._look_again = 0.0
-        self._complaint = ""  # why the agent publishes no object
+        self._complaint = ""  # why the agent publishes no NodeResourceTopology
         self._logged = ""
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
         """Update the object, then raise Later to check it again for foreign changes."""
         if not state.is_synchronised:
-            return  # keep what was written before
+            return  # keep the object that was written before
         try:
             wrote = await self._bring_to(state)
         except APIError:
-            self._node = None  # the cached object may be wrong
+            self._node = None  # the cached Node object may be wrong
             raise
         if wrote:
             self._logged = ""
@@ -136,14 +136,14 @@ class TopologyReport:
         raise Later("looks at the topology again", wait, refused=bool(self._complaint))
 
     async def reset(self) -> None:
-        """Remove the object."""
+        """Remove the NodeResourceTopology."""
         await self._remove(await self._read())
 
     async def _bring_to(self, state: NodeState) -> bool:
         """Write the difference; return whether there was any."""
         node = await self._newest_node()
         if self._complaint:
-            return False  # checked again later
+            return False  # the next look checks again
         if self._there and not self._there.is_ours:
             self._complain("another program publishes the topology of this node: stop it there")
             return False

@@ -23,7 +23,8 @@ FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0
 # longest wait after a failure that is no refusal, because it may end at any time
 LONGEST_FAILURE: Final = 30.0
-FAILURES: Final = 2  # consecutive, of objects that did not fail before: then the API server itself fails
+# Failures in a row of objects that had not failed before, which mean that the API server fails.
+FAILURES: Final = 2
 
 
 def _backoff() -> Backoff:
@@ -33,7 +34,7 @@ def _backoff() -> Backoff:
 @dataclass(slots=True)
 class _Refused:
     reason: str = ""
-    version: str = ""  # of the object when it failed: another version may be accepted
+    version: str = ""  # resourceVersion of the refused object: another version may be accepted
     since: float = 0.0
     due: float = 0.0
     backoff: Backoff = field(default_factory=_backoff)
@@ -69,7 +70,7 @@ class ObjectBackoff:
         self._refused.pop(key, None)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget all other objects."""
+        """Keep the backoff of these objects, and forget all others."""
         self._refused = {key: refused for key, refused in self._refused.items() if key in keys}
 
     def turns(self, versions: Mapping[str, str]) -> list[str]:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from agent.report.node_types import Node
 
 WINDOW_SECONDS: Final = 60.0
-WRITES: Final = 6  # restores per window
+WRITES: Final = 6  # number of restores in a window
 
-Label: TypeAlias = tuple[str, str | None]  # name and desired value; None: absent
+Label: TypeAlias = tuple[str, str | None]  # name and desired value of a label; None: it must be absent
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ class OverwrittenLabels:
         self._metrics = metrics
         self._window = window_seconds
         self._right: frozenset[Label] = frozenset()
-        self._overwritten: frozenset[Label] = frozenset()  # labels that are not restored yet
+        # Desired labels that another writer changed, and that are not restored yet.
+        self._overwritten: frozenset[Label] = frozenset()
         self._written: deque[float] = deque(maxlen=WRITES)
 
     def allowed(self, node: Node, desired: DesiredNode) -> DesiredNode:
@@ -66,7 +67,7 @@ class OverwrittenLabels:
             logger.info("node labels overwritten by another program", extra={"facts": {"labels": found}})
 
     def wrote(self, labels: Mapping[str, str | None]) -> None:
-        """Record that labels were written."""
+        """Record that the agent wrote these labels."""
         written = frozenset(labels.items())
         if self._overwritten & written:
             self._written.append(self._clock.monotonic())

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from published.node_pools import Owner
 
-MOST_BYTES: Final = 128 * 2**10  # of the owners: 300 with the longest names, more than 800 with usual ones
-_MARKS: Final = 4  # bytes around a name and its owner: quotes, colon, comma
+# Size of the owners' JSON: 300 with the longest names, more than 800 with usual ones.
+MOST_BYTES: Final = 128 * 2**10
+_MARKS: Final = 4  # bytes besides a name and its owner: quotes, colon, comma
 
 
 def fitting_owners(owners: Mapping[str, Owner], most: int = MOST_BYTES) -> dict[str, Owner]:

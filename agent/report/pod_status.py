@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 NEW: Final = Container()
 _DETAILS: Final = re.compile(r"/\S+|[0-9][0-9,-]*")
 _SEPARATOR: Final = re.compile("[:;] ")
-_OTHERS: Final = "and  more"  # without its number
+_OTHERS: Final = "and  more"  # end of a truncated list, without its number
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +186,8 @@ class PodReport:
         self._written: dict[
             str, tuple[int, str | None]
         ] = {}  # by uid: resourceVersion at the time, annotation
-        self._annotated: dict[str, Pod] = {}  # by uid, including pods that the watch no longer shows
+        # Pods with the annotation, by uid, also those that the watch no longer shows.
+        self._annotated: dict[str, Pod] = {}
         self._backoff = ObjectBackoff(clock)
         self.writes = 0
 
@@ -270,7 +271,7 @@ class PodReport:
         for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
             before = self._current(pod)
             if uid not in known and uid not in seen:
-                continue  # created after the state was made
+                continue  # the pod was created after the state was computed
             after = pod_status(known[uid], before) if uid in known else None
             if after != before:
                 yield pod, after

@@ -25,7 +25,7 @@ class Later(Exception):
 
     def __init__(self, reason: str, seconds: float | None = None, refused: int = 0) -> None:
         super().__init__(reason)
-        self.seconds = seconds  # until the retry; None: exponential backoff
+        self.seconds = seconds  # delay of the retry; None: exponential backoff
         self.refused = refused
 
 

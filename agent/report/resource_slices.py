@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 API_VERSION: Final = "resource.k8s.io/v1"
 SLICES: Final = f"/apis/{API_VERSION}/resourceslices"
-INTERVAL_SECONDS: Final = 1.0  # between two writes
+INTERVAL_SECONDS: Final = 1.0  # least time between two writes
 LONGEST_NAME: Final = 253
 GATE_OFF: Final = (
     "the API server drops allowMultipleAllocations: switch on its feature gate DRAConsumableCapacity, and the"
@@ -104,8 +104,8 @@ class SliceReport:
         # Devices as they were sent last and as the API server stored them: it may set fields that the agent does not know.
         self._sent: list[dict[str, Any]] = []
         self._stored: list[dict[str, Any]] = []
-        self._complaint = ""  # why nothing is published
-        self._is_served = True  # the API server has the group, and stores all fields
+        self._complaint = ""  # why the agent publishes no ResourceSlice
+        self._is_served = True  # the API server has the group resource.k8s.io/v1, and stores all fields
         self._is_cut = False  # the API server dropped fields: the slice is removed, however often that fails
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -119,16 +119,16 @@ class SliceReport:
     async def publish(self, state: NodeState) -> None:
         """Bring the slice to the desired state, and start to keep it there."""
         if not state.is_synchronised or not self._is_served:
-            return  # keep what was written before
+            return  # keep the slice that was written before
         self._state = state
         if self._following is None and not await self._has_group():
             return
-        if self._following is None or self._following.done():  # done: it crashed
+        if self._following is None or self._following.done():  # done: the task crashed
             self._following = asyncio.create_task(self._follow())
         self._changed.set()
 
     async def reset(self) -> None:
-        """Remove the slice."""
+        """Remove the ResourceSlice of this node."""
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])
@@ -185,7 +185,7 @@ class SliceReport:
         )
         if not devices:
             return there is not None and await self._remove()
-        if there is None:  # deleted with its Node, which may have been registered anew
+        if there is None:  # deleted together with its Node, which may be registered anew
             self._owner = None
         owner = await self._node_reference()
         if there and self._is_right(there, devices, owner):
@@ -239,7 +239,7 @@ class SliceReport:
             else:
                 answer = await self._api.create(SLICES, document)
         except (Conflict, Gone):
-            self._owner = None  # the watch brings the newest one, and another pass follows
+            self._owner = None  # the watch brings the newest slice, and another attempt follows
             raise
         self.writes += 1
         self._sent, self._stored = devices, (await decode_any(_slice, answer)).spec.devices or []

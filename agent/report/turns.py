@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from zlib import crc32
 
-AT_LEAST: Final = 1.0  # seconds: the turn that is just beginning is not the next one
+AT_LEAST: Final = 1.0  # seconds: the turn that is beginning now is not the next one
 
 
 def next_turn(node: str, now: float, interval: float) -> float:
