@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import BootScope
     from pinning.machine.cpuset import CPUSet
 
-BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next poll finds threads that started since
+BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next poll moves threads that started since
 OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
 # users may write it for static pods, so it must not become a path
 _UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 _QOS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
 _SLICE: Final = ".slice"
-_TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 class KernelBootingMachines:
@@ -70,7 +70,7 @@ class KernelBootingMachines:
         with suppress(AgentError), opened(self._roots.proc, pid) as process:
             if (
                 len(process.ids()) > 1
-            ):  # a container's process: only Kata's own run in the node's pid namespace
+            ):  # a process of a container: only Kata's own processes run in the node's pid namespace
                 return None
             before = self._move(process, cpus)
             if before and is_vmm:

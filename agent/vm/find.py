@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # enough for a guest with hundreds of devices; bounded, because users control the command line
 MOST_COMMAND_BYTES: Final = 2**19
-MOST_PROCESSES: Final = 256  # candidates per container or sandbox; KubeVirt's have a dozen
-_FIRST_WORDS: Final = 64  # libvirt's guest name is the third
+MOST_PROCESSES: Final = 256  # processes examined in one container or sandbox; KubeVirt's have a dozen
+_FIRST_WORDS: Final = 64  # words of a command line: libvirt's guest name is the third
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Sandbox:
     """A Kata sandbox, as the runtime lists it."""
 
     id: str
-    pid: int = 0  # of its VMM, as the runtime reports; 0: unknown
-    cgroups: tuple[str, ...] = ()  # of its processes: the sandbox's own, and Kata's overhead cgroup
+    pid: int = 0  # pid of its VMM, as the runtime reports it; 0: unknown
+    cgroups: tuple[str, ...] = ()  # cgroups of its processes: the sandbox's own, and Kata's overhead cgroup
 
 
 def find_container_vmm(reads: SharedReads, cgroup: str) -> VMM | None:

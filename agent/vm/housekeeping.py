@@ -15,7 +15,7 @@ _NAME: Final = "housekeeping"  # child of the compute container's cgroup; thread
 
 
 class Housekeeping(NamedTuple):
-    """The current content of the cgroup."""
+    """CPUs and tasks of the cgroup to which KubeVirt moves the threads other than vCPUs."""
 
     cpus: CPUSet
     tasks: frozenset[int]

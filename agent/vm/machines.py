@@ -36,12 +36,12 @@ NODE_SECONDS: Final = 2.0
 # another node.
 MISSING_SECONDS: Final = 0.5
 LONGEST_MISSING_SECONDS: Final = 60.0
-ROUNDS: Final = 8  # of pinning while new threads appear; the next poll pins the rest
-MOST_PUT: Final = 8_192  # threads, counted again in each round; the next poll pins the rest
+ROUNDS: Final = 8  # rounds of pinning while new threads appear; the next poll pins the rest
+MOST_PUT: Final = 8_192  # threads pinned at once, counted again in each round; the next poll pins the rest
 BOUND: Final = Bound(ROUNDS, MOST_PUT)
-HAS_RUN_TICKS: Final = 5  # CPU time of a vCPU that proves a running guest: its creation takes less
+HAS_RUN_TICKS: Final = 5  # CPU time of a vCPU that proves a running guest, in ticks: its creation takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
-_TICKS: Final = os.sysconf("SC_CLK_TCK")  # per second
+_TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 class _Absent(NamedTuple):
@@ -58,12 +58,12 @@ class _CachedMachine:
     vmm: VMM
     shape: GuestShape | None
     threads: VMThreads
-    has_run: bool = False  # the guest: a vCPU has used CPU time
+    has_run: bool = False  # whether the guest has run: a vCPU has used CPU time
     masks: dict[int, CPUSet] = field(default_factory=dict)  # affinity of each thread that has not exited
-    bound: set[int] = field(default_factory=set)  # threads that cannot be moved
-    unlisted: str = ""  # why its threads come from an earlier reading
-    settled_at: int = 0  # thread count when two listings were equal; 0: they were not
-    unplugged: tuple[int, ...] = ()  # the vCPUs that a full reading confirmed after some were unplugged
+    bound: set[int] = field(default_factory=set)  # ids of threads that cannot be moved
+    unlisted: str = ""  # why its threads could not be listed again; empty: they were
+    settled_at: int = 0  # number of threads when two listings in a row were equal; 0: they never were
+    unplugged: tuple[int, ...] = ()  # vCPUs that a full reading confirmed after some were unplugged
 
     def take(self, threads: VMThreads, count: int) -> None:
         """Store a listing and its thread count; a new thread may get its name a moment later."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_THREADS: Final = 8_192  # a guest of KVM has up to 4,096 vCPUs, and fewer other threads
-_MOST_LISTINGS: Final = 8  # threads may start faster than they are read; the next poll reads the rest
+# Listings in a row: threads may start faster than they are read; the next poll reads the rest.
+_MOST_LISTINGS: Final = 8
 _NONE: Final[Mapping[int, tuple[Task, str]]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
@@ -74,7 +75,7 @@ class Process:
 
     def started(self) -> int:
         """Return its start time, in ticks since boot."""
-        # of its first thread alone: for the process the kernel adds up the times of all threads
+        # Of the first thread alone: in the process's own file the kernel adds up the times of all threads.
         return int(self._stat(f"task/{self.pid}/stat")[STARTED])
 
     def parent(self) -> int:

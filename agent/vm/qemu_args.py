@@ -18,9 +18,9 @@ from pinning.json_text import parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-MOST_VCPUS: Final = 65_536  # above KVM's limit; a larger number is invalid
-_MOST_JSON: Final = 2**20  # bytes of one option
-_SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # parts of a socket that contain its cores
+MOST_VCPUS: Final = 65_536  # vCPUs of a guest: above KVM's limit, so a larger number is invalid
+_MOST_JSON: Final = 2**20  # bytes of one option in JSON
+_SOCKET_PARTS: Final = ("dies", "clusters", "modules")  # parts of a socket that contain cores
 _MACHINE_PARTS: Final = ("drawers", "books", "sockets")
 _NUMBERS: Final[tuple[str, ...]] = ("cpus", "maxcpus", "cores", "threads", *_MACHINE_PARTS, *_SOCKET_PARTS)
 # default key of a value without one

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from agent.kernel.cgroupfs import Hierarchy
 
-KTHREADD: Final = 2  # the kernel's kthreadd, parent of all other kernel threads
-_FIRST_BYTES: Final = 16_384  # of a command line: the guest or sandbox is named at its beginning
+KTHREADD: Final = 2  # pid of kthreadd, the parent of all other kernel threads
+_FIRST_BYTES: Final = 16_384  # bytes read of a command line, whose beginning names the guest or sandbox
 _MOST_MACHINES: Final = 65_536
 _KERNEL_THREADS: Final = ("vhost-", "kvm-pit/")
 
@@ -32,7 +32,7 @@ class Roots:
 
     proc: Path = Path("/proc")
     kvm: Path = Path("/sys/kernel/debug/kvm")
-    hierarchy: Hierarchy | None = None  # of cgroups; None: no cgroup is read
+    hierarchy: Hierarchy | None = None  # cgroup mount; None: no cgroup is read
 
 
 class KernelThread(NamedTuple):
@@ -40,7 +40,7 @@ class KernelThread(NamedTuple):
 
     tid: int
     name: str
-    started: int  # ticks since boot
+    started: int  # start time in ticks since boot
 
 
 class Command(NamedTuple):
@@ -60,7 +60,7 @@ class SharedReads:
 
     def __init__(self, roots: Roots, strangers: frozenset[int] = frozenset()) -> None:
         self.roots = roots
-        self._strangers = strangers  # kernel threads that serve no machine, by an earlier read
+        self._strangers = strangers  # kernel threads that serve no machine, found by an earlier read
 
     def again(self) -> SharedReads:
         """Return fresh reads that skip the kernel threads known to serve no machine."""

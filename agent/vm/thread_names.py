@@ -36,13 +36,13 @@ _VCPUS: Final[Mapping[Kind, re.Pattern[str]]] = {
     "openvmm": re.compile(r"vp-([0-9]{1,5})"),
     "crosvm": re.compile(r"crosvm_vcpu([0-9]{1,5})"),
 }
-_SANDBOX: Final = "sandbox-"  # Kata's prefix of a QEMU guest's name, before the sandbox id
+_SANDBOX: Final = "sandbox-"  # prefix that Kata gives to a QEMU guest's name, before the sandbox id
 UNKNOWN: Final = (
     "the program is none whose vCPUs have known names: QEMU, cloud-hypervisor, Firecracker, Dragonball, StratoVirt,"
     " OpenVMM, crosvm"
 )
 _ROUND_ROBIN: Final = "ALL CPUs/TCG"
-_MONITOR: Final = "IO mon_iothread"  # QEMU's own, for its monitors; it serves no disk
+_MONITOR: Final = "IO mon_iothread"  # QEMU's own I/O thread for its monitors; it serves no disk
 _ROLES: Final = (
     (re.compile(r"vhost-[0-9]+"), Role.VHOST),
     (re.compile(r"worker|iou-(?:wrk|sqp)-[0-9]+"), Role.WORKER),

@@ -75,7 +75,7 @@ def read_threads(
     own = frozenset(thread.tid for thread in seen.threads)
     outside = list(vhost_threads(reads, own, cgroups))
     if sandbox_id:
-        # Dragonball runs inside the shim
+        # Dragonball runs inside of the shim, so some of these threads are already in the list.
         outside += [thread for thread in companion_threads(reads, sandbox_id) if thread.tid not in own]
     timers, note = pit_threads(reads, vmm)
     return _with(seen, outside + timers, (note,) if note else ())

@@ -19,7 +19,7 @@ _VCPU: Final = "vcpu"
 _RUN: Final = "0xae80"  # KVM_RUN, the request of ioctl(2) that runs a vCPU
 _VCPU_FILE: Final = "anon_inode:kvm-vcpu:"
 _USER_WORKER: Final = 0x4000  # PF_USER_WORKER: a kernel worker, which shows its creator's system call
-_LOOKS: Final = 3  # samples, because a vCPU is not always in KVM_RUN
+_LOOKS: Final = 3  # number of samples, because a vCPU is not always in KVM_RUN
 _PERMISSION: Final = "the system calls of its threads may not be read (component vm-probe)"
 
 
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
     """Identified vCPUs and their source. Source "": identification is incomplete, for the reason given."""
 
     by: IdentifiedBy
-    indexes: Mapping[int, int]  # thread to index
+    indexes: Mapping[int, int]  # index of the vCPU by thread id
     reason: str = ""
     # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown
     kvm_vcpus: int = 0
