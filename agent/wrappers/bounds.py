@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 256  # connections of one container: more cores than it may have
 OPEN: Final = 2048  # connections of the node; beyond, each pod and container has its share of these
-RATE: Final = 70.0  # turns a second of the node; an answer takes the agent half a millisecond to one
-BURST: Final = 512  # turns that begin at once after the node was quiet
-RESERVE: Final = 32  # turns that begin at once after a pod was quiet, shared by the pods that are busy
-BEGUN_AT_ONCE: Final = 4  # waiting turns in one iteration of the loop, so that a burst does not hold it up
-REFUSALS: Final = 64  # refusals with a reason after a container was quiet; then one a second
-DEAF_SECONDS: Final = 1.0  # after a refusal, connections of the same process are closed unread
-DEAF_MOST: Final = 4096  # refused processes to remember
+RATE: Final = 70.0  # turns per second on the node; an answer takes the agent half a millisecond to one
+BURST: Final = 512  # turns that may begin at once after the node was idle
+RESERVE: Final = 32  # turns that may begin at once after a pod was idle, shared by the pods that are busy
+# Waiting turns begun in one iteration of the loop, so that a burst does not block it.
+BEGUN_AT_ONCE: Final = 4
+REFUSALS: Final = 64  # refusals answered with a reason after a container was idle; then one per second
+DEAF_SECONDS: Final = 1.0  # time after a refusal in which connections of the same process are closed unread
+DEAF_MOST: Final = 4096  # number of refused processes to remember
 
 Ticket = TypeVar("Ticket")
 
@@ -114,7 +115,7 @@ class Turns(Generic[Ticket]):
         is_quiet = turns == 1 and origin.pod not in self._waiting and self._reserve.has(origin.pod)
         if (
             is_quiet and self._bucket.wait(self._clock(), 2 * BURST) <= 0
-        ):  # even reserves spend no more than that ahead
+        ):  # reserves too spend at most that much in advance
             self._spend(origin.pod)
             return True
         pod = self._waiting.setdefault(origin.pod, OrderedDict())

@@ -162,7 +162,7 @@ class Reclaimer:
     def __init__(self, kept: Kept, saver: Saver) -> None:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
-        self._pools = dict(kept.pools)  # CPUs of the pools with running processes
+        self._pools = dict(kept.pools)  # CPUs of the pools with running processes, by pool
         # Ended claims and how their ends are known, until the machine is known.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
@@ -171,7 +171,7 @@ class Reclaimer:
         self._lost = tuple((claim, ExitSource.NO_AGENT) for claim in claims)
 
     def ended(self, claim: Claim, view: NodeView | None, *, is_killed: bool) -> None:
-        """Add an ended claim."""
+        """Record that a claim ended; if its process was killed, list its CPUs as reclaimed."""
         if is_killed and view is None:
             self._lost += ((claim, ExitSource.KERNEL),)
             return

@@ -41,7 +41,7 @@ class RuntimeExits:
     def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
         self._ask = ask
         self._killed = killed
-        self._first_pids: dict[str, int] = {}  # by live container
+        self._first_pids: dict[str, int] = {}  # pid of the first process of each live container
         self._unsettled: dict[
             str, tuple[Reclaimed, ...]
         ] = {}  # entries by container, to be listed if it was killed

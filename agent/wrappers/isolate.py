@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from agent.wrappers.store import Saver
     from pinning.machine.cpuset import CPUSet
 
-READY_SECONDS: Final = 10.0  # for each step: the container gets its CPUs, and the kernel confirms them
+# Time limit for each step: the container gets its CPUs, and the kernel confirms them.
+READY_SECONDS: Final = 10.0
 # a process may start threads while it is pinned; a shim starts none
 BOUND: Final = Bound(rounds=8, listed=4096)
 ONCE: Final = Bound(rounds=1, listed=16_384)
@@ -172,7 +173,8 @@ class Follower:
         self._claims = claims
         self._affinities = affinities
         self._put: dict[Process, CPUSet] = {}
-        self._left: dict[Process, frozenset[CPUSet]] = {}  # CPUs of threads that started faster than a move
+        # CPUs of threads that started faster than they were moved.
+        self._left: dict[Process, frozenset[CPUSet]] = {}
 
     def pin(self, peer: Peer, cpus: CPUSet) -> None:
         """Put a process that asked on its CPUs; raise Denied, Gone."""

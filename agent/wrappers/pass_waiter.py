@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
 
-AGAIN_SECONDS: Final = 1.0  # between two passes that waiters request
+AGAIN_SECONDS: Final = 1.0  # time between two passes that waiters request
 
 
 class NodeView:
-    """The node after one pass."""
+    """Containers, pools and cgroups of the node after one pass."""
 
     def __init__(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
         self.state = state

@@ -31,7 +31,8 @@ _SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h; Python has no na
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CGROUPS_LIMIT: Final = 2**17  # bytes: more than twice a path of the longest kind in each hierarchy
 _UNKNOWN_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EINVAL})
-_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # they say nothing about the process
+# These errors say nothing about the process.
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 UP: Final = ".."
 
 
@@ -81,7 +82,7 @@ def held(process: Process) -> Peer:
 
 def _held(pid: int, pidfd: int) -> Peer:
     peer = Peer(Process(pid, started(pid)), pidfd)
-    # in this order, because the start time could be a later process's
+    # read in this order, because the start time could be that of a later process
     if peer.process.started and not peer.has_ended():
         return peer
     peer.close()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Want
     from pinning.planning.observed import Owner
 
-Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # by container id
+Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # owner and used pools, by container id
 
 
 def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse]:
@@ -78,5 +78,5 @@ class ContainerUses:
         return self._planned.get(container_id) == self.wanted.get(container_id)
 
     def keep(self, containers: Collection[str]) -> None:
-        """Forget all other containers."""
+        """Keep the uses of these containers, and forget those of all others."""
         self.wanted = {key: value for key, value in self.wanted.items() if key in containers}

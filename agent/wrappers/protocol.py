@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSION: Final = "1"
-SOCKET: Final = "cmk.sock"  # in the install directory
+SOCKET: Final = "cmk.sock"  # name of the socket in the install directory
 REQUEST_LIMIT: Final = 1024  # bytes: the longest valid request has a hundred
-SEND_SECONDS: Final = 2.0  # from connecting to the end of the request
+SEND_SECONDS: Final = 2.0  # time from connecting to the end of the request
 ANSWER_SECONDS: Final = 25.0
 END: Final = b"\n\n"
 _QUOTED: Final = 60  # characters quoted of an invalid text
@@ -139,9 +139,9 @@ class Want(NamedTuple):
     """A parsed isolate request."""
 
     pool: Pool
-    cores: int = 1  # from an exclusive pool
-    socket: int | None = None  # None: any; of `infra` always any, as in CMK
-    is_pinned: bool = True  # False: it gets its CPUs in the environment and pins itself
+    cores: int = 1  # number of cores, from an exclusive pool
+    socket: int | None = None  # None: any socket; for the pool `infra` always any, as in CMK
+    is_pinned: bool = True  # False: the process gets its CPUs in an environment variable and pins itself
 
 
 def read_want(values: Mapping[str, str]) -> Want:

@@ -26,7 +26,7 @@ class Process(NamedTuple):
     """One process of the host; the start time detects a reused pid."""
 
     pid: int
-    started: int  # in ticks since boot
+    started: int  # start time in ticks since boot
 
 
 class OwnCore(NamedTuple):
@@ -51,7 +51,7 @@ class Claim:
     process: Process
     holder: Holder
     want: Want
-    cpus: CPUSet = EMPTY  # taken from its container's own CPUs; empty in a pool
+    cpus: CPUSet = EMPTY  # CPUs leased from its container's own; empty in a pool
     # The claim of the `cmk isolate` that executed this one, in the same process: it keeps its cores until then.
     outer: Claim | None = None
 
@@ -70,7 +70,7 @@ class Registry:
     """Every live claim of the node, indexed by container, so that costs do not grow with other containers."""
 
     def __init__(self) -> None:
-        self.version = 0  # changes with each update
+        self.version = 0  # incremented with each update
         self._claims: dict[Process, Claim] = {}
         self._containers: dict[
             str, dict[Process, Claim]

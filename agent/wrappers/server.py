@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Request
 
 MODE: Final = 0o666  # containers may run as any user
-BACKLOG: Final = 64  # further clients wait in connect; one process cannot fill it for long
+BACKLOG: Final = 64  # clients that may wait in connect(2); one process cannot fill the queue for long
 ACCEPT_SECONDS: Final = 0.001  # CPU time for new connections per loop iteration
 REST: Final = 12.0  # times the CPU time of refused connections, so that these cost a thirteenth of a core
-PAUSE_SECONDS: Final = 0.1  # while there is no file descriptor for another connection
-SEND_BUFFER: Final = 8192  # bytes of an unread answer in the kernel, which allocates twice as much
-REPORT_TURNS: Final = 8  # turns for a report of the node, which takes the agent up to that many times longer
-UNKNOWN: Final = Origin("", "")  # of processes that exited or are not visible
+PAUSE_SECONDS: Final = 0.1  # pause while there is no file descriptor for another connection
+SEND_BUFFER: Final = 8192  # bytes of an unread answer in the kernel, which allocates twice as many
+# Turns that a report of the node counts as: it takes the agent that many times longer.
+REPORT_TURNS: Final = 8
+UNKNOWN: Final = Origin("", "")  # origin of processes that exited or are not visible
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ class Server:
             except BlockingIOError:
                 is_empty = True
                 break
-            except OSError as error:  # out of file descriptors: pending connections wait
+            except OSError as error:  # out of file descriptors: pending connections must wait
                 logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
                 await asyncio.sleep(PAUSE_SECONDS)
                 return False

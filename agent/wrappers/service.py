@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
 
-UNKNOWN_SECONDS: Final = 4.0  # until a new container is listed
+# Longest wait for a pass that lists a new container.
+UNKNOWN_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 2.0  # between checks that the socket file is still in place
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ logger = logging.getLogger(__name__)
 class Dependencies(NamedTuple):
     """Access to the kernel: cgroups, peers, affinities, ends of processes, clock; and the runtime's exit codes."""
 
-    hierarchy: Hierarchy  # of the containers' cgroups
+    hierarchy: Hierarchy  # hierarchy of the containers' cgroups
     peer_of: Callable[[socket.socket], Peer] = connected
     cgroup_of: Callable[[int, int], str] = cgroup_of
     affinities: Affinities = KERNEL
@@ -69,7 +70,7 @@ class Reports:
         self._clock = clock
         self._kept: dict[str, tuple[tuple[object, ...], bytes]] = {}
         self._lock = asyncio.Lock()
-        self._rests = 0.0  # seconds until the next report may be made: as long as the last one took
+        self._rests = 0.0  # seconds until the next report may be computed: as long as the last one took
 
     async def of(
         self, verb: str, of_what: Callable[[], tuple[object, ...]], make: Callable[[], bytes]
@@ -113,11 +114,11 @@ class WrapperService:
         self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
         self._passes = PassWaiter()
-        self._view: NodeView | None = None  # None before the first pass
+        self._view: NodeView | None = None  # None: no pass has ended yet
         self._is_ending = False  # this agent is stopping
         self._listener: Listener | None = None
-        self._lost_place = asyncio.Event()  # another file has the listener's place
-        # Tasks reported since the last pass.
+        self._lost_place = asyncio.Event()  # another file has replaced the listener's socket
+        # Tasks that were reported since the last pass, by process.
         self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
@@ -257,7 +258,7 @@ class WrapperService:
         if self._newest().state.observes:
             raise Denied("corepin only observes this node, and assigns no CPUs: ask on another node")
         path = self._edges.cgroup_of(peer.process.pid, self._edges.hierarchy.version)
-        if peer.has_ended():  # its pid may be reused
+        if peer.has_ended():  # the pid may be reused
             raise Gone("the process that asked has exited")
         await self._passes.until_shared(path, lambda: self._is_listed(path), UNKNOWN_SECONDS)
         found = self._found(peer.process.pid, path)
@@ -281,7 +282,7 @@ class WrapperService:
         """Save the changes of a pass."""
         try:
             self._saver.save()
-        except OSError as error:  # retried; no process gets CPUs until it succeeds
+        except OSError as error:  # retried later; no process gets CPUs until the save succeeds
             logger.warning("wrappers not saved", extra={"facts": {"reason": str(error)}})
 
     def _kept(self) -> Kept:
@@ -292,5 +293,5 @@ class WrapperService:
 def _open_more_files() -> None:
     """Raise the limit of file descriptors, because each wrapper takes one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # then fewer wrappers are served
+    with suppress(OSError, ValueError):  # if this fails, fewer wrappers are served
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
-SPARE_LINES: Final = 1000  # above twice the valid lines, before the file is rewritten
+SPARE_LINES: Final = 1000  # lines above twice the valid ones, after which the file is rewritten
 REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
-MOST_RECLAIMED: Final = 256  # entries of a node: 16 kB of its object
+MOST_RECLAIMED: Final = 256  # reclaimed entries of a node: 16 kB in its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
 Used = tuple["Owner", frozenset["PoolUse"]]  # the pools that a container uses besides its own cores
 
@@ -41,11 +41,11 @@ Used = tuple["Owner", frozenset["PoolUse"]]  # the pools that a container uses b
 class Kept(NamedTuple):
     """State of the wrappers of a node."""
 
-    claims: tuple[Claim, ...] = ()  # of two claims to one core the later one wins
-    uses: Mapping[str, Used] = {}  # of containers with wrappers, by id
+    claims: tuple[Claim, ...] = ()  # if two claims share a core, the later one is valid
+    uses: Mapping[str, Used] = {}  # pools used by each container with wrappers, by container id
     pools: Mapping[PoolUse, CPUSet] = {}  # CPUs of the pools with running processes
     reclaimed: tuple[Reclaimed, ...] = ()
-    dropped: int = 0  # entries dropped above the limit
+    dropped: int = 0  # number of entries that were dropped above the limit
     # False: written by an agent that recorded no ends, so a claim may have ended long ago
     has_ends: bool = True
 
@@ -90,7 +90,7 @@ class Store:
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
         self._boot_id = boot_id
-        self._end = -1  # its descriptor; -1 until this agent has written it
+        self._end = -1  # file descriptor; -1 until this agent has written the file
         self._lines = 0
 
     def add(self, texts: Iterable[str], kept: Callable[[], Kept]) -> None:
@@ -148,8 +148,9 @@ class Saver:
         self._store = store
         self._kept = kept
         self._clock = clock
-        self._due: list[str] = []  # unsaved lines
-        self._failed: tuple[object, ...] = ()  # the error of the last try
+        self._due: list[str] = []  # lines that are not saved yet
+        # Type and arguments of the last try's error; empty: it succeeded.
+        self._failed: tuple[object, ...] = ()
         self._again = 0.0  # time of the next retry for requests
         self._saving: asyncio.Future[None] | None = None  # the pending save that all callers wait for
 
@@ -214,7 +215,7 @@ class Saver:
 
 
 def write(kept: Kept, boot_id: str) -> str:
-    """Encode the state."""
+    """Encode the whole state as lines of the file."""
     head = _line({"version": VERSION, "bootID": boot_id, "ends": True, "dropped": kept.dropped})
     uses = [use_text(container, used) for container, used in kept.uses.items()]
     pools = [pool_text(use, cpus) for use, cpus in kept.pools.items()]
@@ -306,7 +307,7 @@ def read(text: str, boot_id: str) -> Kept:
     except _DAMAGES:
         return Kept()
     for line in lines:
-        with suppress(*_DAMAGES):  # an agent killed within a line has not answered that request
+        with suppress(*_DAMAGES):  # an agent killed while it wrote this line has not answered the request
             reader.read(parse_json(line))
     reclaims = reader.reclaims
     return Kept(
