@@ -45,7 +45,7 @@ class NoOwners:
         raise Gone(f"{container_id} is not known")
 
     async def created(self, _container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return nothing."""
+        """Return no owners."""
         return {}
 
 
@@ -170,7 +170,7 @@ class NoWrappers:
         """Drop nothing."""
 
     def look(self) -> None:
-        """Check nothing, and never again."""
+        """Check nothing; return None, because no further check is due."""
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Return at once."""
@@ -197,7 +197,7 @@ class NoDevices:
         """Return None, because nothing is known."""
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
-        """Forget what a checkpoint has."""
+        """Ignore the devices of a checkpoint."""
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
         """Note the containers that would wait for a kubelet."""
@@ -209,7 +209,7 @@ class NoDevices:
         }
 
     def sandbox_started(self, uid: str) -> None:
-        """Note nothing."""
+        """Ignore the start of a sandbox."""
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Return at once."""
@@ -219,7 +219,7 @@ class NoDeviceClaims:
     """The agent is no driver of Dynamic Resource Allocation (interface `DeviceClaims`)."""
 
     def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> None:
-        """Return None."""
+        """Return None, because there are no claims."""
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
         """Ignore the ledger."""

@@ -18,7 +18,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Both clocks."""
+    """The monotonic clock for delays, and the wall clock for published times."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], datetime] = _now

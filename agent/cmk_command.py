@@ -12,7 +12,7 @@ from typing import Final
 from agent.wrappers.protocol import SOCKET
 
 NAME: Final = "cmk"
-SOURCE: Final = Path(sys.prefix, "libexec", NAME)  # put there by the image's build, and by scripts/setup
+SOURCE: Final = Path(sys.prefix, "libexec", NAME)  # the image's build and scripts/setup put the program there
 MODE: Final = 0o755
 _NEW: Final = f".{NAME}.new"
 

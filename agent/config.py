@@ -56,29 +56,31 @@ class AgentConfig:
     state_dir: Path
     runtime: str = "cri"
     runtime_endpoint: Path | None = None  # None: the first usual socket that exists
-    pods_dir: Path | None = None  # None: the API server
+    pods_dir: Path | None = None  # folder of pod manifests; None: pods come from the API server
     root: Path = Path("/")
-    cgroup_root: Path = Path("/sys/fs/cgroup")  # mount point
-    debugfs: Path = Path(DEBUGFS)  # mount point, if mounted
-    interrupts: Path = Path("/proc/interrupts")  # the host's, which container runtimes mask
+    cgroup_root: Path = Path("/sys/fs/cgroup")  # mount point of the cgroup hierarchies
+    debugfs: Path = Path(DEBUGFS)  # mount point of debugfs, if it is mounted
+    interrupts: Path = Path("/proc/interrupts")  # the host's file: container runtimes mask their own
     irq: Path | None = None  # the host's /proc/irq, writable; None: interrupts are not moved
     workqueues: Path | None = None  # the host's masks of workqueues, writable; None: not moved
     power: Path | None = None  # the host's /sys/devices/system/cpu, writable; None: idle states are not bound
-    irqbalance: Path = Path(IRQBALANCE)  # the folder of its socket
+    irqbalance: Path = Path(IRQBALANCE)  # the folder of irqbalance's socket
     kubelet_cgroup_root: str = "/"  # the kubelet's `cgroupRoot`, the parent of the cgroup of all pods
-    nri: Path | None = None  # the runtime's NRI socket; None: off
-    cmk_install_dir: Path | None = None  # install directory of the command cmk and its socket; None: off
+    nri: Path | None = None  # the runtime's NRI socket; None: NRI is off
+    # Install directory of the command cmk and its socket; None: no command is installed.
+    cmk_install_dir: Path | None = None
     config: NodeConfig = DEFAULT
     kubelet_state: Path | None = None
-    kubelet_url: str | None = None  # server of the /configz to read at start; None: off
-    listen: tuple[str, int] | None = None  # health and metrics; None: not served
-    socket: Path | None = None  # the state as JSON; None: not served
-    api: ApiFlags | None = None  # None: the account of the agent's pod
-    namespace: str = AGENT_NAMESPACE  # of the ConfigMap that mirrors the pools
+    # The kubelet's address, https://HOST:PORT, to read /configz from at start; None: not read.
+    kubelet_url: str | None = None
+    listen: tuple[str, int] | None = None  # host and port of health and metrics; None: not served
+    socket: Path | None = None  # socket that serves the agent's state as JSON; None: not served
+    api: ApiFlags | None = None  # None: the service account of the agent's pod
+    namespace: str = AGENT_NAMESPACE  # namespace of CMK's ConfigMap, to which the agent writes the pools
     node_options: NodeOptions = NodeOptions()
-    group: str = ""  # group whose file `config` was read from; empty: none
+    group: str = ""  # node group whose file `config` was read from; empty: no group
     cmk_reports: bool = False  # write the objects Cmk-nodereport and Cmk-reconcilereport of this node
-    dra: bool = False  # be the driver of ResourceClaims for CPUs
+    dra: bool = False  # serve ResourceClaims for CPUs as their DRA driver
     near_dra: bool = False  # look up the NUMA nodes of devices of other drivers' ResourceClaims
     kubelet_root: Path = Path(KUBELET_ROOT)  # where the kubelet has plugins/ and plugins_registry/
     cdi: Path = Path(CDI_FOLDER)  # where the runtime reads CDI files
@@ -98,7 +100,7 @@ class AgentConfig:
 
 
 def parse_sidecar(text: str) -> Amount:
-    """Parse CPU,MEMORY: the webhook's `sidecarResources`."""
+    """Parse the value CPU,MEMORY of --sidecar-resources, the webhook's `sidecarResources`."""
     cpu, _, memory = (part.strip() for part in text.partition(","))
     try:
         is_amount = parse_quantity(cpu) > 0 and parse_quantity(memory) > 0
@@ -125,14 +127,14 @@ def parse_configz(url: str | None) -> str | None:
 
 
 def parse_cmk_reports(text: str) -> bool:
-    """Read on or off."""
+    """Return whether the value of --cmk-reports is `on`; raise BadContract unless it is `on` or `off`."""
     if text not in {"on", "off"}:
         raise BadContract(f"--cmk-reports: {text!r} is unknown: write on or off")
     return text == "on"
 
 
 def parse_dra(text: str, nri: Path | None) -> bool:
-    """Read on or off; claims need NRI, because their CPUs must be right from the first instruction on."""
+    """Return whether --dra is `on`; it needs NRI, because CPUs of claims must be right from the first instruction on."""
     if text not in {"on", "off"}:
         raise BadContract(f"--dra: {text!r} is unknown: write on or off")
     if text == "on" and nri is None:
@@ -141,7 +143,7 @@ def parse_dra(text: str, nri: Path | None) -> bool:
 
 
 def parse_near_dra(text: str) -> bool:
-    """Read on or off."""
+    """Return whether the value of --near-dra is `on`; raise BadContract unless it is `on` or `off`."""
     if text not in {"on", "off"}:
         raise BadContract(f"--near-dra: {text!r} is unknown: write on or off")
     return text == "on"

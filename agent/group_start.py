@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from apiserver.client import Api
     from pinning.planning.node_config import NodeConfig
 
-MEMORY: Final = "cpu-group"  # in the state directory
+MEMORY: Final = "cpu-group"  # file in the state directory, with the group of the last start
 ASK_SECONDS: Final = 5.0  # longest wait for the API server at start
 LOOK_SECONDS: Final = 5.0  # between two checks of the files
 LOOKS: Final = 12  # checks between two requests to the API server

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer", bound="Message")
-MESSAGE_BYTES: Final = 16 * 2**20  # the kubelet's own limit, as client and as server
+MESSAGE_BYTES: Final = 16 * 2**20  # longest message; the kubelet's own limit, as client and as server
 _CODES: Final = {
     str(number): name
     for number, name in enumerate(
@@ -35,10 +35,10 @@ _CODES: Final = {
     )
 }
 _LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
-_TOO_LARGE: Final = "larger than max"  # of Go's grpc as server, and ours
+_TOO_LARGE: Final = "larger than max"  # in the error texts of Go's gRPC server and of ours
 # containerd, CRI-O: it only just ended; CRI-O without a code of gRPC: it was removed
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created", "not found: ID does not exist")
-_PREFIX_BYTES: Final = 5  # before each message: whether it is compressed, and its length
+_PREFIX_BYTES: Final = 5  # length of the prefix of each message: whether it is compressed, and its length
 # Wire types of protobuf, and how long the fixed ones are.
 _VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}
 _SKIPPED_AT_ONCE: Final = 64 * 2**10
@@ -108,7 +108,7 @@ class Calls:
             (":method", "POST"),
             (":scheme", "http"),
             (":path", f"/{self._service}/{method}"),
-            (":authority", "localhost"),  # Go refuses the path of a socket as an authority
+            (":authority", "localhost"),  # a Go server refuses the path of a socket as an authority
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", "corepin-agent"),
@@ -177,8 +177,8 @@ class Fields:
 
     def __init__(self, exchange: Exchange, length: int) -> None:
         self._exchange = exchange
-        self._left = length  # bytes after the current field
-        self._unread = 0  # bytes of the current field
+        self._left = length  # bytes of the message after the current field
+        self._unread = 0  # unread bytes of the current field
 
     async def next(self) -> int | None:
         """Return the number of the next field with bytes, a string or a message, None at the end; raise DecodeError."""
@@ -213,7 +213,7 @@ class Fields:
         return Fields(self._exchange, size)
 
     async def skip_rest(self) -> None:
-        """Read to the end."""
+        """Read the message to its end and discard it."""
         while await self.next():
             pass
 
@@ -236,7 +236,8 @@ class Fields:
         raise DecodeError("a number has more than 64 bits")
 
     async def _take(self, size: int) -> bytearray | memoryview:
-        here = self._exchange.ready(self._counted(size))  # lists have hundreds of numbers of a byte or two
+        # Lists have hundreds of numbers, each of one or two bytes.
+        here = self._exchange.ready(self._counted(size))
         return await self._exchange.read(size) if here is None else here
 
     def _counted(self, size: int) -> int:

@@ -38,19 +38,20 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
-MOST_CONNECTIONS: Final = 4  # the kubelet opens one, and one for each check of its health
+MOST_CONNECTIONS: Final = 4  # the kubelet opens one connection, and one more for each check of its health
 MOST_STREAMS: Final = (
     256  # requests at a time of a connection: the kubelet has one for each pod that starts or ends
 )
-MOST_BYTES: Final = 64 * 2**10  # of a request: 32 claims have 8 KiB
-MOST_KEPT: Final = 2**20  # bytes of all requests of a connection
-MOST_SECONDS: Final = 45.0  # of a request; the kubelet's own deadline
-STALLED_SECONDS: Final = 10.0  # after which a peer that reads nothing is disconnected
-LONGEST_PATH: Final = 107  # of a unix socket, in bytes
-_READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
-_PREFIX_BYTES: Final = 5  # before a message: whether it is compressed, and its length
-_LONGEST_TEXT: Final = 2000  # bytes of an error's text before they are quoted
-_INVALID, _TOO_LATE, _TOO_LARGE, _UNKNOWN_METHOD, _INTERNAL, _LATER = 3, 4, 8, 12, 13, 14  # gRPC's codes
+MOST_BYTES: Final = 64 * 2**10  # longest request: one with 32 claims has 8 KiB
+MOST_KEPT: Final = 2**20  # bytes of all unanswered requests of a connection
+MOST_SECONDS: Final = 45.0  # time limit of a request, which is the kubelet's own deadline
+STALLED_SECONDS: Final = 10.0  # time after which a peer that reads nothing is disconnected
+LONGEST_PATH: Final = 107  # longest path of a unix socket, in bytes
+_READ_BYTES: Final = 16 * 2**10  # bytes of one read: h2 takes 13 ms to parse as many bytes of empty frames
+_PREFIX_BYTES: Final = 5  # length of the prefix of a message: whether it is compressed, and its length
+_LONGEST_TEXT: Final = 2000  # bytes of an error's text, before they are quoted
+# Status codes of gRPC.
+_INVALID, _TOO_LATE, _TOO_LARGE, _UNKNOWN_METHOD, _INTERNAL, _LATER = 3, 4, 8, 12, 13, 14
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _HEADERS: Final = [(":status", "200"), ("content-type", "application/grpc")]
@@ -94,7 +95,7 @@ class GrpcServer:
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = methods
-        self._open: dict[_Connection, None] = {}  # oldest first
+        self._open: dict[_Connection, None] = {}  # open connections, oldest first
 
     @asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
@@ -103,7 +104,7 @@ class GrpcServer:
             raise AgentError(
                 f"{path}: the path of a socket has at most {LONGEST_PATH} bytes: use a shorter one"
             )
-        path.unlink(missing_ok=True)  # one that a killed agent left
+        path.unlink(missing_ok=True)  # a killed agent may have left a socket
         server = await asyncio.start_unix_server(self._serve, path)
         try:
             path.chmod(0o600)
@@ -142,7 +143,7 @@ class _Connection:
         self._protocol = H2Connection(_CONFIGURATION)
         self._protocol.local_settings = Settings(client=False, initial_values=_SETTINGS)
         self._requests: dict[int, _Request] = {}
-        self._kept = 0  # bytes of all requests
+        self._kept = 0  # bytes of all unanswered requests
         self._window = asyncio.Event()  # set when the peer may take more
 
     async def run(self) -> None:
@@ -153,7 +154,7 @@ class _Connection:
             try:
                 events = self._protocol.receive_data(received)
             except H2Error:
-                await self._write()  # says why
+                await self._write()  # sends the reason to the peer
                 raise
             for event in events:
                 self._happened(event)

@@ -29,18 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from pathlib import Path
 
-_REQUEST_BYTES: Final = 16384  # of one frame, which every server takes
-_READ_BYTES: Final = 16 * 2**10  # at once: h2 takes 13 ms to parse as many bytes of empty frames
-_WINDOW: Final = 256 * 2**10  # bytes that the peer may send before they are read
-_INITIAL_WINDOW: Final = 65535  # of a connection; only an update changes it
-# read without an answer, which is no longer than its question: far below the window
+_REQUEST_BYTES: Final = 16384  # longest request: one frame, which every server accepts
+_READ_BYTES: Final = 16 * 2**10  # bytes of one read: h2 takes 13 ms to parse as many bytes of empty frames
+_WINDOW: Final = 256 * 2**10  # bytes that the peer may send before the client reads them
+_INITIAL_WINDOW: Final = 65535  # initial flow-control window of a connection; only an update changes it
+# Bytes of received frames that may stay unanswered: far below the window, and answers are no longer than they.
 _HELD_BYTES: Final = 1024
-_HELD_SECONDS: Final = 0.1  # until they are answered; servers that look for dead clients wait for seconds
+# Longest time for which received frames stay unanswered; a server that checks for dead clients waits for seconds.
+_HELD_SECONDS: Final = 0.1
 _MOST_IDLE: Final = (
     2  # connections: two updates of containers run at a time, and a new one costs as much as a request
 )
-_MOST_REQUESTS: Final = 1000  # of one connection: h2 remembers each
-_CONFIGURATION: Final = H2Configuration(  # requests have only headers of ours, answers are validated
+_MOST_REQUESTS: Final = 1000  # requests on one connection: h2 remembers each
+_CONFIGURATION: Final = H2Configuration(  # requests have only headers of corepin, answers are validated
     client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
 )
 _SETTINGS: Final = {
@@ -67,7 +68,7 @@ class Connection:
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._has_more = False  # the last read left bytes that have arrived
         self._unanswered = 0  # bytes that arrived since the last write
-        self._held_since = 0.0  # loop time of the first of them
+        self._held_since = 0.0  # loop time at which the first of these bytes arrived
 
     def takes(self, body: bytes) -> bool:
         """Return whether a request may be sent: the last answer was read, and the peer has not closed."""
@@ -235,7 +236,7 @@ class Connections:
         self._socket = socket
         self._lasts = False
         self._idle: list[Connection] = []
-        self._identity: tuple[int, ...] = ()  # of the socket to which the idle connections lead
+        self._identity: tuple[int, ...] = ()  # identity of the socket file to which the idle connections lead
 
     @contextmanager
     def lasting(self) -> Iterator[None]:

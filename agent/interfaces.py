@@ -34,16 +34,16 @@ class RuntimeContainer:
     """One container as the runtime lists it (without sandboxes)."""
 
     id: str
-    pod_uid: str  # from the runtime; for a static pod the hash of its manifest
+    pod_uid: str  # uid as the runtime reports it; for a static pod the hash of its manifest
     namespace: str
     pod: str
     name: str
     state: State
-    pid: int  # of its first process in the host's pid namespace; 0: none
-    cgroup: str | None  # below the mount of the cpuset hierarchy, e.g. "/kubepods/pod1/ab12"; None: unknown
+    pid: int  # pid of its first process in the host's pid namespace; 0: it has none
+    cgroup: str | None  # path below the cpuset hierarchy's mount, "/kubepods/pod1/ab12"; None: unknown
     in_vm: bool = False  # in a VM sandbox (Kata): only the runtime changes its cpuset
     started: float = 0.0  # seconds since the epoch, from the runtime; 0: not started, or unknown
-    sandbox: str = ""  # id of its virtual machine
+    sandbox: str = ""  # id of its virtual machine; empty: it runs in none
     pod_sandbox: str = ""  # id of its pod's sandbox, also without a virtual machine; empty: unknown
 
     @property
@@ -57,13 +57,13 @@ class RuntimeSandbox:
     """The virtual machine of one pod (Kata), as the runtime lists it."""
 
     id: str
-    pod_uid: str  # from the runtime
+    pod_uid: str  # uid as the runtime reports it
     namespace: str
     pod: str
-    handler: str  # of the pod's runtime class
-    pid: int = 0  # of the VMM, in the host's pid namespace; 0: unknown
-    cgroup: str | None = None  # as the runtime requested; the actual last component may differ
-    has_quota: bool = False  # one of its containers has a CPU quota
+    handler: str  # handler of the pod's runtime class
+    pid: int = 0  # pid of the VMM in the host's pid namespace; 0: unknown
+    cgroup: str | None = None  # as the runtime requested; the actual path's last component may differ
+    has_quota: bool = False  # one of the containers has a CPU quota
 
 
 class RuntimeChange(NamedTuple):
@@ -208,7 +208,7 @@ class Quotas(Protocol):
         ...
 
     def set_quota(self, cgroup: str, bandwidth: Bandwidth) -> None:
-        """Set the quota; raise Gone, Refused."""
+        """Set the CFS quota of a cgroup; raise Gone, Refused."""
         ...
 
     def unset_quota(self, cgroup: str) -> None:
@@ -235,8 +235,8 @@ class Cgroups:
 class StrayTasks:
     """The tasks of a cgroup whose affinity differs from its assignment."""
 
-    outside: tuple[int, ...] = ()  # ids of tasks allowed on other CPUs: drift
-    narrowed: tuple[int, ...] = ()  # allowed on fewer CPUs: their own choice, or an inherited mask
+    outside: tuple[int, ...] = ()  # ids of tasks that may run on other CPUs: drift
+    narrowed: tuple[int, ...] = ()  # ids of tasks allowed on fewer CPUs, by choice or by inheritance
 
 
 class NewContainer(NamedTuple):
@@ -358,10 +358,10 @@ class ObservedCPUs(Protocol):
 
 
 class RequestPass(Protocol):
-    """Requests a pass."""
+    """Function that requests a reconcile pass."""
 
     def __call__(self, within: float = 0.0) -> None:
-        """Request a pass within some seconds."""
+        """Request a pass that begins within this many seconds."""
         ...
 
 
@@ -386,14 +386,14 @@ class Machine(Protocol):
 
 
 class PassedContainer(NamedTuple):
-    """One container after a pass."""
+    """A live container with the CPUs that the last pass planned and confirmed."""
 
     id: str
     owner: Owner
     name: str  # namespace/pod/container
     cgroup: str | None
     cpus: CPUSet  # planned CPUs
-    pid: int  # of its first process in the host's pid namespace; 0: unknown
+    pid: int  # pid of its first process in the host's pid namespace; 0: unknown
     is_right: bool  # the kernel confirmed exactly these CPUs
 
 
@@ -426,9 +426,9 @@ class Wrappers(Protocol):
 
 
 class Devices(Protocol):
-    """The devices of containers, and the NUMA nodes of these."""
+    """The devices of containers, and the NUMA nodes of the devices."""
 
-    looks_up_claims: bool  # the devices of ResourceClaims are among them
+    looks_up_claims: bool  # devices of ResourceClaims are looked up too
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return the devices of containers, as far as they are known; never changed afterwards."""
@@ -468,10 +468,10 @@ class Pausable(Protocol):
 
 
 class StatePublisher(Protocol):
-    """Passes node states to the reporters."""
+    """Hands each node state on to the reporters."""
 
     def submit(self, state: NodeState) -> None:
-        """Store the newest state."""
+        """Publish this state next, in place of one that still waits."""
         ...
 
     def paused(self) -> AbstractContextManager[None]:

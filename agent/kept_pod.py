@@ -50,8 +50,8 @@ MOST_STRANGE: Final = 20  # annotations of ours that name no container: these ma
 MOST_NEAR: Final = (
     4 * MOST_KINDS
 )  # limits of a container that count CPUs beside devices: admission adds MOST_KINDS
-DEVICE: Final = "any.device/any"  # stands for the limits of a container that name devices
-LONGEST_VALUE: Final = 100  # characters of an annotation: no word that means anything has as many
+DEVICE: Final = "any.device/any"  # resource name that stands for all limits of a container that name devices
+LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ class _First(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Call the function."""
+        """Call the function, and yield no metric."""
         self._catch_up()
         return ()
 
@@ -45,8 +45,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_First(self._catch_up))
-        self._newest: NodeState | None = None  # the gauges do not show it yet
-        self._shown: dict[Gauge, Mapping[str, int]] = {}  # by gauge with one label
+        self._newest: NodeState | None = None  # the newest state, which the gauges do not show yet
+        # Values that a gauge with one label shows now, by label.
+        self._shown: dict[Gauge, Mapping[str, int]] = {}
         ProcessCollector(registry=self.registry)
         self._times()
         self._gauges()

@@ -47,10 +47,10 @@ class ContainerNoise(NamedTuple):
     """Noise on the CPUs of one container in some seconds; None: unknown, with the reason in `unknown`."""
 
     seconds: float
-    interrupts: int | None = None  # of devices
+    interrupts: int | None = None  # number of interrupts of devices
     softirqs: int | None = None
-    wait_seconds: float | None = None  # of its threads on run queues, all together
-    involuntary_switches: int | None = None  # of its threads
+    wait_seconds: float | None = None  # time that its threads waited on run queues, summed over the threads
+    involuntary_switches: int | None = None  # involuntary context switches of its threads
     other_slices: int | None = None  # timeslices of other threads on its CPUs
     unknown: tuple[str, ...] = ()
 
@@ -59,14 +59,15 @@ class StartedExec(NamedTuple):
     """A process that entered a running container by exec."""
 
     container_id: str
-    pid: int  # in the host's pid namespace
+    pid: int  # pid in the host's pid namespace
 
 
 class PlacedExec(NamedTuple):
     """A process that was put on its CPUs."""
 
-    started: int  # in ticks since boot
-    seconds: float  # from its start, which the kernel reports in hundredths of a second, until it was there
+    started: int  # start time of the process in ticks since boot
+    # From the start of the process, which the kernel reports in hundredths of a second, until it was moved.
+    seconds: float
 
 
 class ContainerExecs(NamedTuple):
@@ -74,25 +75,25 @@ class ContainerExecs(NamedTuple):
 
     entered: int = 0
     placed: int = 0  # processes that were found alive and moved to `cpus`
-    cpus: CPUSet = EMPTY  # where they are put; empty: they run where the container runs
+    cpus: CPUSet = EMPTY  # CPUs for such processes; empty: they stay on the container's CPUs
     seconds: float | None = (
         None  # the longest time from the start of one until it was put there; None: none was
     )
-    when: str = ""  # of the last one, RFC 3339 in UTC
+    when: str = ""  # when the last process entered, RFC 3339 in UTC; empty: none did
 
 
 class NoiseLevel(NamedTuple):
     """The noise on a container's CPUs compared with the operator's limits."""
 
     kind: NoiseKind | None  # the kind of noise above its limit; None: none is
-    since: str = ""  # RFC 3339 in UTC
+    since: str = ""  # when this began, RFC 3339 in UTC
 
 
 class QuietPart(NamedTuple):
     """Result of one part besides interrupts (workqueues, idle states) for the quiet CPUs of a node."""
 
     name: QuietWord
-    reason: str = ""  # why it is not applied; empty: it is
+    reason: str = ""  # why the part is not applied; empty: it is
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
@@ -101,7 +102,7 @@ class KeptInterrupts(NamedTuple):
 
     cpus: CPUSet
     numbers: frozenset[str] = frozenset()
-    names: tuple[str, ...] = ()  # of the first interrupts, with their numbers
+    names: tuple[str, ...] = ()  # names of the first interrupts, each with its number
     note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 
@@ -110,19 +111,19 @@ class QuietResult:
     """Result of keeping interrupts off the quiet CPUs of a node."""
 
     cpus: CPUSet = EMPTY
-    reason: str = ""  # why they are not kept off; empty: they are, except managed ones
+    reason: str = ""  # why interrupts are not kept off; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
-    parts: tuple[QuietPart, ...] = ()  # those that the operator has asked for
-    is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
-    fully: CPUSet | None = None  # CPUs that the parts concern; None: all of `cpus`
-    # By container or pool: those whose interrupts stay in part.
+    parts: tuple[QuietPart, ...] = ()  # results of the parts that the operator has switched on
+    is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
+    fully: CPUSet | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`
+    # Interrupts that stay on the quiet CPUs of a container or a pool.
     kept: Mapping[Owner, KeptInterrupts] = field(default_factory=dict)
 
     @property
     def part_cpus(self) -> CPUSet:
-        """The CPUs that the parts concern."""
+        """The CPUs for which workqueues and idle states are changed."""
         return self.cpus if self.fully is None else self.fully
 
     @property
@@ -138,17 +139,17 @@ class QuietResult:
 
 
 CRASHED: Final = "see the agent's log"
-QUIET_PENDING: Final = "not done yet"  # of a container whose CPUs no round has looked at
+QUIET_PENDING: Final = "not done yet"  # reason for a container whose CPUs no round has looked at
 
 
 class Path(StrEnum):
     """How the cpuset of a container was set."""
 
-    NRI = "nri"  # at its creation
+    NRI = "nri"  # the runtime set it when it created the container, as the agent answered
     CGROUP = "cgroup"
     RUNTIME = "runtime"
-    AFFINITY = "affinity"  # by the masks of the threads of its virtual machine
-    FOUND = "found"  # it was already right
+    AFFINITY = "affinity"  # by the affinities of its virtual machine's threads
+    FOUND = "found"  # the agent found it right and wrote nothing
 
 
 class LargeEnvironment(NamedTuple):
@@ -158,7 +159,7 @@ class LargeEnvironment(NamedTuple):
     namespace: str
     pod: str
     container: str
-    size: int  # in bytes; of a status above the limit for a message at least that limit
+    size: int  # bytes; of a status above the limit for a message, at least that limit
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}/{self.container} ({self.size / 2**20:.1f} MiB)"
@@ -168,7 +169,8 @@ class ListingFault(NamedTuple):
     """The runtime ends NRI connections instead of listing its containers."""
 
     reason: str
-    largest: tuple[LargeEnvironment, ...] | None = None  # None: not known
+    # The containers with the largest environments; None: not known.
+    largest: tuple[LargeEnvironment, ...] | None = None
 
     def __str__(self) -> str:
         if self.largest is None:
@@ -179,11 +181,11 @@ class ListingFault(NamedTuple):
 
 
 class StartWay(NamedTuple):
-    """How new containers get their CPUs."""
+    """How the agent sets the CPUs of new containers."""
 
     path: Path  # nri: before their first instruction; cgroup: mostly so; runtime: soon afterwards
-    reason: str = ""  # why it is not nri, if that was requested
-    other_plugins: tuple[str, ...] = ()  # who else sets the cpusets of new containers
+    reason: str = ""  # why the path is not nri, if NRI was requested
+    other_plugins: tuple[str, ...] = ()  # NRI plugins that also set the cpusets of new containers
     listing_fault: ListingFault | None = None
 
 
@@ -192,14 +194,15 @@ class Proof:
     """The cpuset of one container as read back from the kernel, with its history."""
 
     cpus: CPUSet  # the effective cpuset
-    when: str  # RFC 3339 in UTC: when it was first read so
+    when: str  # RFC 3339 in UTC: when this cpuset was first read back
     path: Path = Path.FOUND
     outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
-    narrowed: int = 0  # tasks allowed on fewer CPUs than they could be
-    unread: str = ""  # why not all of its tasks were looked at; empty: they were
+    narrowed: int = 0  # tasks that may run on fewer CPUs than the container has
+    unread: str = ""  # why not all of its tasks were read; empty: they were
     window_seconds: float | None = None  # from the start of the container until its cpuset was right
-    tally: Tally | None = None  # of a container with CPUs besides its own: its tasks by affinity
-    split_seconds: float | None = None  # from when it was widened until none of its tasks was new
+    tally: Tally | None = None  # tasks by affinity, of a container that may use more CPUs than its own
+    # From the container's widening until each of its tasks was moved to its part.
+    split_seconds: float | None = None
 
 
 class MemoryKill(NamedTuple):
@@ -208,13 +211,13 @@ class MemoryKill(NamedTuple):
     pod_uid: str
     pod: str
     container: str  # agent or guard
-    when: str  # RFC 3339; empty: the kubelet does not say
+    when: str  # RFC 3339; empty: the kubelet does not report the time
 
 
 class MemoryState(NamedTuple):
-    """Where the memory of a container lies, if its pod has a memory policy."""
+    """The NUMA nodes that hold a container's memory compared with its pod's memory policy."""
 
-    word: NUMAMemory | None  # None: it does not run, or nothing could be read
+    word: NUMAMemory | None  # None: the container does not run, or nothing could be read
     note: str = ""  # a further hint for the user
 
 
@@ -223,17 +226,17 @@ class VMState:
     """The virtual machine of a pod, with the CPUs on which the kernel lets its threads run."""
 
     kind: str  # e.g. "qemu"
-    cpus: CPUSet  # what its container, or those of its sandbox together, hold; empty: none
-    vcpus: tuple[CPUSet, ...]  # of each vCPU, in order; empty: vCPU threads cannot be identified
+    cpus: CPUSet  # CPUs that its container, or those of its sandbox together, hold; empty: none
+    vcpus: tuple[CPUSet, ...]  # CPUs of each vCPU, in order; empty: vCPU threads cannot be identified
     emulator: CPUSet
     iothreads: tuple[CPUSet, ...] = ()
-    vhost: CPUSet = EMPTY  # of all of them together; empty: it has none
+    vhost: CPUSet = EMPTY  # CPUs of all vhost threads together; empty: it has none
     is_one_to_one: bool = False  # each vCPU has a CPU of its own
-    reason: str = ""  # why they have not
+    reason: str = ""  # why its vCPUs have no CPUs of their own
     note: str = ""  # a further hint for the user
-    refused: tuple[str, ...] = ()  # what threads do that the kernel does not let run where they are to
-    guest_ids: tuple[GuestID, ...] = ()  # of each vCPU in a sandbox that has a CPU of its own
-    when: str = ""  # RFC 3339 in UTC: when it was first read so
+    refused: tuple[str, ...] = ()  # roles of threads that the kernel does not let run on their CPUs
+    guest_ids: tuple[GuestID, ...] = ()  # the guest's ids of each vCPU in a sandbox that has a CPU of its own
+    when: str = ""  # RFC 3339 in UTC: when these CPUs were first read
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,22 +244,23 @@ class ContainerState:
     """A container that holds CPUs, was refused CPUs, or runs in the shared set of a pod that has CPUs."""
 
     name: str
-    policy: CPUPolicy | None = None  # None: it holds no CPUs of its own
-    is_pooled: bool = False  # it runs in the pool of its pod, or starts on the pod's CPUs
+    policy: CPUPolicy | None = None  # None: the container holds no CPUs of its own
+    is_pooled: bool = False  # the container runs in the pool of its pod, or starts on the pod's CPUs
     smt: SMTPolicy | None = None
     numa: NUMAPolicy | None = None
     core_type: CoreType = CoreType.ANY
     cpus: CPUSet = EMPTY  # assigned: its own CPUs, otherwise the shared set
     others: CPUSet = EMPTY  # pools that it may use in addition
-    sandbox: SandboxSet | None = None  # of the virtual machine that it runs in; None: it runs in none
+    sandbox: SandboxSet | None = None  # CPUs of the virtual machine that it runs in; None: it runs in none
     idle: CPUSet = EMPTY
     numa_nodes: tuple[int, ...] = ()
-    proof: Proof | None = None  # None: it does not run, or nothing could be read
+    proof: Proof | None = None  # None: the container does not run, or nothing could be read
     refusal: Refusal | None = None
-    uncounted: str = ""  # what the scheduler does not count of its claim; empty: nothing
-    memory: MemoryState | None = None  # None: its pod says nothing about it
+    uncounted: str = ""  # the part of its claim that the scheduler does not count; empty: it counts all
+    memory: MemoryState | None = None  # None: its pod has no memory policy
     noise: NoiseLevel | None = None  # None: not known
-    quiet: str | None = None  # why its CPUs are not kept quiet; empty: they are; None: it does not ask
+    # Why its CPUs are not kept quiet; empty: they are; None: its pod does not ask for it.
+    quiet: str | None = None
     kept: KeptInterrupts | None = (
         None  # None: no interrupt is to stay on its CPUs, or no round has looked yet
     )
@@ -266,7 +270,8 @@ class ContainerState:
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
     )
-    intruders: tuple[str, ...] = ()  # namespace/pod/container that the kernel lets run on its CPUs now
+    # Other containers, as namespace/pod/container, that the kernel lets run on its CPUs now.
+    intruders: tuple[str, ...] = ()
     claims: tuple[
         str, ...
     ] = ()  # names of the ResourceClaims that hold its CPUs; empty: it holds them itself
@@ -301,8 +306,8 @@ class ClaimState(NamedTuple):
     """A ResourceClaim of a pod that holds CPUs."""
 
     name: str
-    cpus: int  # their number
-    asked: int | None  # before it was rounded up to whole cores; None: not known
+    cpus: int  # number of CPUs
+    asked: int | None  # CPUs requested before rounding up to whole cores; None: not known
     numa_nodes: tuple[int, ...]
     times: ClaimTimes
 
@@ -311,7 +316,7 @@ class PoolState(NamedTuple):
     """The pool of a pod: the CPUs of its budget that its containers do not own."""
 
     budget: int
-    cpus: CPUSet  # may be empty
+    cpus: CPUSet  # empty: the containers own the whole budget
     idle: CPUSet = EMPTY
 
 
@@ -319,15 +324,15 @@ class PoolState(NamedTuple):
 class PodState:
     """One pod of the node, with all containers that it declares."""
 
-    uid: str  # as the runtime knows it: of a static pod the hash of its manifest
+    uid: str  # uid as the runtime knows it; of a static pod the hash of its manifest
     namespace: str
     name: str
     containers: tuple[ContainerState, ...] = ()
-    refusal: Refusal | None = None  # of the pod as a whole: what it asks for cannot be read
-    is_known: bool = True  # the API shows it; else it only still runs, or holds CPUs
+    refusal: Refusal | None = None  # refusal of the whole pod, because its request cannot be parsed
+    is_known: bool = True  # the API shows the pod; False: it only still runs, or holds CPUs
     vm: VMState | None = None  # None: it has no virtual machine, or none that runs
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
-    claims: tuple[ClaimState, ...] = ()  # those that hold CPUs, by name
+    claims: tuple[ClaimState, ...] = ()  # the claims that hold CPUs, in order of their names
 
     @property
     def is_reported(self) -> bool:
@@ -363,40 +368,43 @@ class NodeState:
     node: str
     runtime: str  # e.g. "containerd 2.4.2"
     kubelet: KubeletPolicy
-    observes: bool  # the agent allocates nothing here: another program does
-    sets: NodeSets  # universe, reserved, pools; sets.topology counts what is outside the universe as offline
-    topology: Topology  # as the kernel shows it, offline CPUs remembered
+    observes: bool  # the agent assigns no CPUs here, because another program does
+    # Universe, reserved, pools; in sets.topology CPUs outside of the universe count as offline.
+    sets: NodeSets
+    topology: Topology  # topology by the kernel, with CPUs that went offline
     ledger: Ledger
     shared: CPUSet
-    seen_pods: tuple[SeenPod, ...] = ()  # as the source shows them, finished ones too, with their claims
-    pods: tuple[PodState, ...] = ()  # by namespace and name
+    # Pods as their source shows them, finished ones too, with their claims.
+    seen_pods: tuple[SeenPod, ...] = ()
+    pods: tuple[PodState, ...] = ()  # in order of namespace and name
     refusals: tuple[Refusal, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set, tried again later
+    failures: tuple[str, ...] = ()  # namespace/pod/container whose cpuset could not be set; it is retried
     pods_complete: bool = False
     containers_complete: bool = False
-    runtime_reason: str = ""  # why the runtime did not list its containers; empty: it did
-    kills: tuple[MemoryKill, ...] = ()  # OOM kills of agent and guard
+    runtime_reason: str = ""  # why the runtime did not list its containers; empty: it listed them
+    kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
     start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
-    start_reason: str = ""  # why it is not nri, if that was requested
-    other_plugins: tuple[str, ...] = ()  # of NRI, that set the cpusets of new containers too
+    start_reason: str = ""  # why the path is not nri, if NRI was requested
+    other_plugins: tuple[str, ...] = ()  # NRI plugins that also set the cpusets of new containers
     listing_fault: ListingFault | None = None  # why the runtime accepts no NRI plugin
-    # Of the first process of each container that runs on the host's kernel, by namespace/pod/container.
+    # Pid of the first process of each container that runs on the host's kernel, by namespace/pod/container.
     first_pids: Mapping[str, int] = field(default_factory=dict)
-    cgroups: Mapping[Owner, str] = field(default_factory=dict)  # of the same containers, where it is known
-    tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, by pid
+    # Cgroup of each of these containers, if it is known.
+    cgroups: Mapping[Owner, str] = field(default_factory=dict)
+    tasks: tuple[Task, ...] = ()  # the processes that called `cmk isolate`, in order of their pids
     reclaimed: tuple[
         Reclaimed, ...
     ] = ()  # CPU lists whose processes died without releasing them, the newest last
-    group: str = ""  # of nodes, whose configuration the agent started with; empty: none
-    topology_manager: str = ""  # the policy of the kubelet's; empty: not known
-    free_devices: FreeDevices | None = None  # None: not known, or not asked for
+    group: str = ""  # node group whose configuration the agent started with; empty: none
+    topology_manager: str = ""  # policy of the kubelet's topology manager; empty: not known
+    free_devices: FreeDevices | None = None  # None: the devices are not known, or were not asked for
     reclaims_dropped: int = 0  # number of older entries that were dropped
     keeps: Mapping[Owner, Keep] = field(
         default_factory=dict
     )  # the interrupts that stay on CPUs if these are quiet
-    quiet: QuietResult | None = None  # None: the agent is not to move interrupts here
+    quiet: QuietResult | None = None  # None: the agent does not move interrupts here
     # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
     execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)

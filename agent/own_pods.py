@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import ContainerStatus, Pod
 
 OOM_KILLED: Final = "OOMKilled"
-GUARD_CONTAINER: Final = "guard"  # of the DaemonSet corepin-guard
+GUARD_CONTAINER: Final = "guard"  # name of the container in the pods of the DaemonSet corepin-guard
 
 
 def memory_kills(pods: Iterable[Pod]) -> tuple[MemoryKill, ...]:

@@ -25,7 +25,7 @@ MOST_PARSED: Final = 4096  # far more pods than a node runs
 class PodChange(NamedTuple):
     """Two versions of one pod of the API; None: it does not exist."""
 
-    uid: str  # of the API
+    uid: str  # the pod's uid in the API
     before: Pod | None
     after: Pod | None
 
@@ -48,7 +48,7 @@ class ParsedPods:
         return seen
 
     def keep(self, uids: Collection[str]) -> None:
-        """Evict all other pods."""
+        """Keep the parsed pods of these uids, and evict all others."""
         for uid in self._newest.keys() - set(uids):
             del self._newest[uid]
 

@@ -59,8 +59,8 @@ class Parts:
     reporters: Sequence[Reporter] = ()
     metrics: Metrics = field(default_factory=Metrics)
     clock: Clock = field(default_factory=Clock)
-    noise: NoiseWatch | None = None  # None: nothing is counted
-    execs: ExecWatch | None = None  # None: the runtime reports none
+    noise: NoiseWatch | None = None  # None: noise is not counted
+    execs: ExecWatch | None = None  # None: the runtime reports no execs
     quieting: Quieting | None = None  # None: no CPU is kept quiet
     machine_watch: MachineWatch | None = None  # None: the machine is polled every second
 

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
 
-MOST_NEAR_SHOWN: Final = 16  # resources that count CPUs beside devices
-MOST_REASON: Final = 400  # characters; each container repeats it, and the socket has the node's in full
+MOST_NEAR_SHOWN: Final = 16  # number of published resources that count CPUs beside devices
+# Characters of a reason: each container repeats it, and the socket has the node's reason in full.
+MOST_REASON: Final = 400
 
 
 def container(

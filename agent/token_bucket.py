@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_ROUNDING = 1e-9  # seconds
+_ROUNDING = 1e-9  # tolerance of time comparisons, in seconds
 
 
 @dataclass(slots=True)
@@ -13,7 +13,7 @@ class TokenBucket:
 
     burst: int
     seconds: float
-    full_at: float = 0.0  # when the bucket is full again
+    full_at: float = 0.0  # time at which the bucket is full again
 
     def wait(self, now: float, burst: int | None = None) -> float:
         """Return the seconds until a token is free, 0 or less if one is; `burst` overrides the size of the bucket."""

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class VMPlace(NamedTuple):
     """Where to search for a virtual machine."""
 
-    key: str  # the id of KubeVirt's compute container, or of Kata's sandbox
-    pid: int  # the first process of the container, or the sandbox's VMM, in the host's pid namespace
-    cgroup: str | None  # of the container, or of the sandbox if known
+    key: str  # id of KubeVirt's compute container, or of Kata's sandbox
+    pid: int  # pid of the container's first process, or of the sandbox's VMM, in the host's pid namespace
+    cgroup: str | None  # cgroup of the container, or of the sandbox if known
     is_sandbox: bool
 
     @property
@@ -35,16 +35,16 @@ class VMPlace(NamedTuple):
 class VMCPUs(NamedTuple):
     """The affinities of a virtual machine's threads, as read from the kernel."""
 
-    cpus: CPUSet  # union of all threads
-    vcpus: CPUSet = EMPTY  # of the vCPU threads; empty if these cannot be identified
+    cpus: CPUSet  # CPUs of all threads together
+    vcpus: CPUSet = EMPTY  # CPUs of the vCPU threads; empty: these cannot be identified
     is_fixed: bool = False  # no vCPU can be hotplugged
-    seconds: float = 0.0  # since its VMM started
+    seconds: float = 0.0  # seconds since its VMM started
 
 
 class VMPinned(NamedTuple):
     """Result of pinning a virtual machine's threads."""
 
-    seen: VMSeen  # as read back
+    seen: VMSeen  # the machine's CPUs as read back
     refused: frozenset[Role] = frozenset()  # roles of threads whose mask the kernel refused
     # False: new threads appear faster than they are pinned; some may run on other CPUs
     is_settled: bool = True
@@ -54,16 +54,16 @@ class BootScope(NamedTuple):
     """Where to search for booting machines."""
 
     pods: frozenset[str]  # uids of pods with a runtime class, without a machine or container
-    sandboxes: frozenset[str] = frozenset()  # ids of the machines that the runtime lists
+    sandboxes: frozenset[str] = frozenset()  # ids of the sandboxes whose machine the runtime lists
     pod_roots: frozenset[str] = frozenset()  # cgroups in which the kubelet creates the pods' cgroups
 
 
 class ConfinedBoot(NamedTuple):
     """A booting machine, as it was when it was moved."""
 
-    pid: int  # of its VMM
-    cpus: CPUSet  # its CPUs before
-    seconds: float  # since its VMM started
+    pid: int  # pid of its VMM
+    cpus: CPUSet  # CPUs on which it might run before
+    seconds: float  # seconds since its VMM started
 
 
 class BootingMachines(Protocol):
@@ -105,5 +105,5 @@ class VirtualMachines(Protocol):
         ...
 
     def keep(self, places: Collection[VMPlace]) -> None:
-        """Forget all other machines."""
+        """Keep the cached readings of these machines, and forget all others."""
         ...

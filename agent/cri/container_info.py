@@ -26,7 +26,7 @@ SOCKETS: Final = (
     Path("/var/snap/microk8s/common/run/containerd.sock"),
     Path("/run/cri-dockerd.sock"),
 )
-_SYSTEMD_PARTS: Final = 3  # slice:prefix:name
+_SYSTEMD_PARTS: Final = 3  # a name of systemd's cgroup driver: slice:prefix:name
 
 
 class _CPU(msgspec.Struct):
@@ -61,7 +61,7 @@ class _Info(msgspec.Struct):
 
 
 class _Process(msgspec.Struct):
-    env: msgspec.Raw = msgspec.Raw(b"[]")  # counted, not decoded
+    env: msgspec.Raw = msgspec.Raw(b"[]")  # the environment is counted, not decoded
 
 
 class _EnvironmentSpec(msgspec.Struct):
@@ -81,7 +81,8 @@ class ContainerInfo:
     in_vm: bool = False
     has_quota: bool = False  # has a CFS quota
     started: float = 0.0  # seconds since the epoch
-    of_running: bool = False  # read while the container ran; CRI-O reports a pid before the start time
+    # Whether it was read while the container ran: CRI-O reports a pid before the start time.
+    of_running: bool = False
     is_too_large: bool = False  # the status exceeds the limit for a message, so it is not asked for again
 
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from agent.cri.lists import Lists
     from agent.grpc_calls import Calls
 
-LARGE: Final = 256 * 2**10  # bytes; 16 of them fill a message of NRI
+LARGE: Final = 256 * 2**10  # bytes of an environment that counts as large; 16 of them fill a message of NRI
 NAMED: Final = 3
-MOST_ASKED: Final = 500  # containers, newest first
-SECONDS: Final = 30.0  # for the whole search
+MOST_ASKED: Final = 500  # containers whose environment is asked for, newest first
+SECONDS: Final = 30.0  # time limit of the whole search
 
 logger = logging.getLogger(__name__)
 

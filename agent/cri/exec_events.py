@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SERVICE: Final = "containerd.services.events.v1.Events"
 _FILTER: Final = 'topic=="/tasks/exec-started"'
-_EVENT_BYTES: Final = 64 * 2**10  # an event has two ids, a topic and a number
+_EVENT_BYTES: Final = 64 * 2**10  # an event holds two ids, a topic and a number
 _TIMEOUT_SECONDS: Final = 10.0  # for unary calls; this client only opens a stream
 
 

@@ -26,10 +26,11 @@ class FollowedList:
     def __init__(self) -> None:
         self.containers: dict[str, ListedContainer] = {}
         self.sandboxes: dict[str, ListedSandbox] = {}
-        self._has_events = False  # an event came since the stream was opened
+        self._has_events = False  # at least one event came since the stream was opened
         self._is_doubtful = True  # an event came while the list was made, or contradicts it
-        self._is_listing = False  # also after a list that failed
-        self._changes: dict[str, RuntimeChange] | None = None  # by container; None: any may have changed
+        self._is_listing = False  # a list was requested and has not arrived; stays True if the request failed
+        # By container id; None: any container may have changed.
+        self._changes: dict[str, RuntimeChange] | None = None
 
     @property
     def is_current(self) -> bool:

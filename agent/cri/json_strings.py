@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
 _ESCAPE: Final = rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\."  # a pair of surrogates is one character
-# from the end of one string to the start of the next, or to the end of the list
+# Matches an escape, or the gap from the end of one string to the start of the next or to the end of the list.
 _MARK: Final = _ESCAPE + rb'|"\s*(?:,\s*"|\])'
 _MARKS: Final = re.compile(_MARK, re.DOTALL)
 _START: Final = re.compile(rb'\[\s*"')
-_PART: Final = re.compile(rb'(?:[^"\\]{1,256}|' + _MARK + rb"){1,2048}", re.DOTALL)  # at most 512 KiB
+_PART: Final = re.compile(rb'(?:[^"\\]{1,256}|' + _MARK + rb"){1,2048}", re.DOTALL)  # matches at most 512 KiB
 
 
 def string_sizes(strings: Raw) -> Iterator[int]:

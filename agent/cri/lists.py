@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.grpc_calls import Calls
 
 Entry = TypeVar("Entry", bound="Message")
-_ENTRIES: Final = 1  # the number of the field in both lists
+_ENTRIES: Final = 1  # field number of the entries, the same in both lists
 _STATES: Final[Mapping[int, State]] = {
     listing_pb2.CONTAINER_CREATED: State.CREATED,
     listing_pb2.CONTAINER_RUNNING: State.RUNNING,

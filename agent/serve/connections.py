@@ -23,7 +23,7 @@ class Connections:
     def __init__(self, serve: Serve, most: int = MOST_CONNECTIONS) -> None:
         self._serve = serve
         self._most = most
-        self._idle: dict[asyncio.StreamWriter, None] = {}  # since they were accepted, oldest first
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # connections without an answer yet, oldest first
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it is closed."""

@@ -44,7 +44,7 @@ class Response:
 
     @property
     def head(self) -> bytes:
-        """The status line and the headers."""
+        """The status line and the headers, as bytes."""
         return (
             f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\nContent-Type: {self.content_type}\r\n"
             f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
@@ -61,7 +61,7 @@ class Endpoints:
         starting: Callable[[], str] = lambda: STARTING,
     ) -> None:
         self._newest = newest
-        self._starting = starting  # why there is no state yet
+        self._starting = starting  # why there is no node state yet
         self._metrics = MetricsPage(registry)
 
     async def respond(self, path: str) -> Response:

@@ -41,7 +41,7 @@ class MetricsPage:
 
 
 class _Values(Collector):
-    """Collected metrics, as a registry."""
+    """A collector of metrics that were collected before, as `generate_latest` needs it."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
