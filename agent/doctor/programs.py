@@ -6,11 +6,11 @@ Zombies are ignored.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.kernel.cgroup_names import pod_of
 from agent.kernel.procfs import DEAD, STATE, read_stat
 from pinning.contract import PRODUCT
 
@@ -28,12 +28,6 @@ IN_PODS: Final = {
     "cpusetter": "CPU-Pooler",
     "cmk": "Intel CMK",
 }
-# Of a pod, in a cgroup's name; without dashes for a static pod.
-_UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
-# Seen from a pod with its own cgroup namespace, paths of others begin with /.. and lack the pods' root.
-_POD: Final = re.compile(rf"kubepods|[/-]pod(?P<uid>{_UID})")
-
-
 _READ: Final = 4096  # bytes of a command line: any process may have megabytes
 
 
@@ -73,12 +67,6 @@ def _runs(words: list[str], verb: str) -> bool:
     program = PurePosixPath(words[0]).name
     command = words[1:] if program.startswith("python") else words
     return len(command) > 1 and PurePosixPath(command[0]).name == PRODUCT and command[1] == verb
-
-
-def pod_of(cgroups: str) -> str | None:
-    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods."""
-    found = [match["uid"] or "" for match in _POD.finditer(cgroups)]
-    return max(found).replace("_", "-") if found else None
 
 
 def writers(running: Iterable[Program]) -> tuple[str, ...]:

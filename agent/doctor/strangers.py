@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.doctor.check import finding, ok
-from agent.doctor.programs import pod_of
+from agent.kernel.cgroup_names import pod_of
 
 if TYPE_CHECKING:
     from collections import Counter

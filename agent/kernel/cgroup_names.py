@@ -11,6 +11,10 @@ _PODS: Final = "kubepods"
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
 
 
+# Of a pod, in a cgroup's name; without dashes for a static pod.
+_UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
+# Seen from a pod with its own cgroup namespace, paths of others begin with /.. and lack the pods' root.
+_IN_POD: Final = re.compile(rf"{_PODS}|[/-]pod(?P<uid>{_UID})")
 # A pod's own cgroup in the kubelet's two drivers; a uid that has a "-" has "_" for it in the name of a slice.
 _POD: Final = re.compile(r".+-pod(?P<escaped>[^-]+)\.slice|pod(?P<uid>(?!.*\.slice$).+)")
 
@@ -47,3 +51,20 @@ def container_id(name: str) -> str | None:
     """Return the id in the name of a container's cgroup, None for any other cgroup."""
     found = _CONTAINER.fullmatch(name)
     return found[1] if found else None
+
+
+def pod_of(path: str) -> str | None:
+    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods."""
+    found = [match["uid"] or "" for match in _IN_POD.finditer(path)]
+    return max(found).replace("_", "-") if found else None
+
+
+def is_within(seen: str, cgroup: str) -> bool:
+    """Return whether a cgroup is `cgroup` or below it, by the path that /proc shows without leading /.. .
+
+    `cgroup` is a full path. A reader with a cgroup namespace of its own, as containerd and CRI-O give to containers on
+    cgroup v2, sees paths without the part that they share with its own cgroup.
+    """
+    name = cgroup.rpartition("/")[2]
+    above, found, _ = f"{seen}/".partition(f"/{name}/")
+    return bool(found) and cgroup.endswith(f"{above}/{name}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
+from agent.kernel.cgroup_names import is_within
 from agent.kernel.mover import Bound, move_threads, process_threads
 from agent.kernel.procfs import cgroup_of
 from agent.node_state import PlacedExec
@@ -79,8 +80,7 @@ class _Move:
 
 def _is_in(cgroup: str, pid: int) -> bool:
     """Return whether a process is in a cgroup or below it: crun puts processes into a child of the container's."""
-    found = cgroup_of(Path(f"/proc/{pid}"))
-    return found == cgroup or found.startswith(f"{cgroup}/")
+    return is_within(cgroup_of(Path(f"/proc/{pid}")), cgroup)
 
 
 def _children(pid: int) -> Iterator[int]:

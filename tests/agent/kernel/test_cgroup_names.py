@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.kernel.cgroup_names import pod_roots, pod_uid
+from agent.kernel.cgroup_names import is_within, pod_roots, pod_uid
 from tests.tables import table
 
 
@@ -41,3 +41,29 @@ UID = "0e5b0b3c-1d2a-4c51-9b7f-6f8d1c2b3a40"
 def test_pod_uid_is_read_from_the_cgroup_name(folder: str, uid: str | None) -> None:
     """The uid is in the cgroup's name, with "_" for "-" under systemd."""
     assert pod_uid(folder) == uid
+
+
+POD = f"/kubepods/burstable/pod{UID}"
+
+
+@table(
+    "seen, is_one",
+    {
+        "its own": (f"{POD}/one", True),
+        "below it": (f"{POD}/one/init", True),
+        "from a pod of another class": (f"/burstable/pod{UID}/one", True),
+        "from a pod of its class": (f"/pod{UID}/one/init", True),
+        "from a container of its pod": ("/one", True),
+        "another container": (f"{POD}/two", False),
+        "a longer name": (f"{POD}/one-more", False),
+        "another pod": ("/kubepods/burstable/podother/one", False),
+        "another pod, from a pod": ("/podother/one", False),
+        "that name below another one": (f"/podother/two{POD}/one", False),
+        "part of a name": (f"/d{UID}/one", False),
+        "above it": (POD, False),
+        "the root": ("/", False),
+    },
+)
+def test_cgroup_is_found_from_any_namespace(seen: str, is_one: bool) -> None:
+    """A namespace hides the part that a path shares with the reader's own cgroup, never the end."""
+    assert is_within(seen, f"{POD}/one") is is_one

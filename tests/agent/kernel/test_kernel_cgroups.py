@@ -31,6 +31,13 @@ def second():
 threading.Thread(target=second, daemon=True).start()
 sys.stdin.read()
 """
+# Moves process argv[1] of cgroup argv[2] to CPU argv[3], as an agent in a cgroup namespace of its own.
+PLACE = """
+import sys
+from agent.kernel.execs import place_exec
+from pinning.machine.cpuset import CPUSet
+print(place_exec(int(sys.argv[1]), sys.argv[2], CPUSet([int(sys.argv[3])])) is not None)
+"""
 pytestmark = [
     pytest.mark.runtime,
     pytest.mark.skipif(os.geteuid() != 0, reason="cgroups are written by root"),
@@ -129,6 +136,21 @@ def test_pin_outside_the_container_is_dropped(pod: Pod, cgroups: OpenCgroups) ->
 
     assert os.sched_getaffinity(thread) == set(HIGH)
     assert cgroups.tasks.stray_tasks(pod.container, HIGH) == StrayTasks()
+
+
+def test_exec_is_placed_from_a_cgroup_namespace_of_the_agents_own(pod: Pod) -> None:
+    """containerd and CRI-O give the agent one on cgroup v2, in which /proc shows other paths than the runtime."""
+    process, _ = pod.start()
+    agent = f"{pod.name}/agent"
+    pod.make(agent)
+    enter = f'echo $$ >"{pod.folder(agent)}/cgroup.procs" && exec unshare --cgroup "$@"'
+    place = [sys.executable, "-c", PLACE, str(process), pod.container, str(max(HERE))]
+    found = subprocess.run(["sh", "-c", enter, "sh", *place], capture_output=True, text=True, check=False)
+    if "unshare failed" in found.stderr:
+        pytest.skip(found.stderr)
+
+    assert (found.stdout, found.stderr) == ("True\n", "")
+    assert os.sched_getaffinity(process) == set(HIGH)
 
 
 def test_child_cgroups_follow_every_change(pod: Pod, cgroups: OpenCgroups) -> None:
