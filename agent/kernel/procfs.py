@@ -62,6 +62,15 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
     return named.partition("(")[2], rest.split()
 
 
+def effective_uid(folder: Path) -> int:
+    """Return the effective uid of a process; raise OSError, IndexError or ValueError if it has exited.
+
+    The owner of its folder is root also for a process that made itself undumpable, which any user may.
+    """
+    status = read_file(f"{folder}/status")
+    return int(status.partition("\nUid:")[2].partition("\n")[0].split()[1])
+
+
 def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
     """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
     try:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from agent.errors import Unavailable
-from agent.kernel.procfs import STARTED, cgroup_of, read_stat
+from agent.kernel.cgroup_names import pod_of
+from agent.kernel.procfs import DEAD, STARTED, STATE, cgroup_of, effective_uid, read_stat
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 
@@ -101,7 +102,12 @@ class Irqbalance:
         folder = self._proc / str(pid)
         with suppress(*_ENDED):
             name, fields = read_stat(folder)
-            if name == NAME and folder.stat().st_uid == 0 and "kubepods" not in cgroup_of(folder):
+            if (
+                name == NAME
+                and fields[STATE] not in DEAD
+                and effective_uid(folder) == 0
+                and pod_of(cgroup_of(folder)) is None
+            ):
                 return Daemon(pid, int(fields[STARTED]))
         return None
 

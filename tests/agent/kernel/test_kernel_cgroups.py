@@ -139,7 +139,7 @@ def test_pin_outside_the_container_is_dropped(pod: Pod, cgroups: OpenCgroups) ->
 
 
 def test_exec_is_placed_from_a_cgroup_namespace_of_the_agents_own(pod: Pod) -> None:
-    """containerd and CRI-O give the agent one on cgroup v2, in which /proc shows other paths than the runtime."""
+    """The runtimes containerd and CRI-O give the agent one on cgroup v2, in which /proc shows other paths than the runtime."""
     process, _ = pod.start()
     agent = f"{pod.name}/agent"
     pod.make(agent)

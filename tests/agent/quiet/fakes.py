@@ -23,16 +23,23 @@ if TYPE_CHECKING:
 MACHINE: Final = CPUSet(range(8))
 
 
-STAT = "{pid} ({name}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n"
+STAT = "{pid} ({name}) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0 0\n"
 
 
 def process(
-    proc: Path, pid: int, name: str = "irqbalance", cgroup: str = "/system.slice/irqbalance.service"
+    proc: Path,
+    pid: int,
+    name: str = "irqbalance",
+    cgroup: str = "/system.slice/irqbalance.service",
+    *,
+    uid: int = 0,
+    state: str = "S",
 ) -> None:
     """Create a process as /proc shows it."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
-    (folder / "stat").write_text(STAT.format(pid=pid, name=name, started=100 + pid))
+    (folder / "stat").write_text(STAT.format(pid=pid, name=name, state=state, started=100 + pid))
+    (folder / "status").write_text(f"Name:\t{name}\nUid:\t1000\t{uid}\t0\t0\nGid:\t0\t0\t0\t0\n")
     (folder / "cgroup").write_text(f"0::{cgroup}\n")
 
 

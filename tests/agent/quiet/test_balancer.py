@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from agent.quiet.irqbalance import MOST_BYTES, Daemon, Irqbalance, Setup
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY
 from tests.agent.quiet.fakes import FakeIrqbalance, cpus, process
+
+UID = "0e5b0b3c-1d2a-4c51-9b7f-6f8d1c2b3a40"
 
 
 @contextmanager
@@ -65,20 +66,25 @@ def test_running_irqbalance_is_found_by_its_socket(client: Irqbalance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cgroup", "uid", "is_one"),
+    ("name", "cgroup", "uid", "state", "is_one"),
     [
-        ("irqbalance", "/system.slice/irqbalance.service", 0, True),
-        ("irqbalance", "/user.slice/session-1.scope", 1000, False),
-        ("irqbalancer", "/system.slice/x.service", 0, False),
-        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", 0, False),
+        ("irqbalance", "/system.slice/irqbalance.service", 0, "S", True),
+        ("irqbalance", "/../../../system.slice/irqbalance.service", 0, "S", True),
+        ("irqbalance", "/system.slice/irqbalance.service", 0, "Z", False),
+        ("irqbalance", "/user.slice/session-1.scope", 1000, "S", False),
+        ("irqbalancer", "/system.slice/x.service", 0, "S", False),
+        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", 0, "S", False),
+        # From an agent in a cgroup namespace of its own, with the cgroupfs driver and with systemd's.
+        ("irqbalance", f"/../../pod{UID}/{'a' * 64}", 0, "S", False),
+        ("irqbalance", f"/../../burstable/pod{UID}/{'a' * 64}", 0, "S", False),
+        ("irqbalance", f"/../../kubepods-pod{UID.replace('-', '_')}.slice/cri-1.scope", 0, "S", False),
     ],
 )
 def test_a_process_is_believed_outside_of_pods_alone(
-    tmp_path: Path, name: str, cgroup: str, uid: int, is_one: bool
+    tmp_path: Path, name: str, cgroup: str, uid: int, state: str, is_one: bool
 ) -> None:
     """A container or a user could run a process with this name, which must not stop the agent."""
-    process(tmp_path, 9, name, cgroup)
-    os.chown(tmp_path / "9", uid, uid)
+    process(tmp_path, 9, name, cgroup, uid=uid, state=state)  # its folder belongs to root, whatever its uid
     (tmp_path / "self").mkdir()
     (tmp_path / "10").mkdir()
     client = Irqbalance(tmp_path / "run", tmp_path)
