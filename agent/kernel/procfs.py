@@ -82,9 +82,10 @@ def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
 def cgroup_of(task: Path) -> str:
     """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
 
-    For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed.
+    For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed. Users who may
+    make cgroups choose their names, in which a newline is the only character that the kernel refuses.
     """
-    lines = [line.split(":", 2) for line in read_file(f"{task}/cgroup").splitlines()]
+    lines = [line.split(":", 2) for line in read_file(f"{task}/cgroup").split("\n") if line]
     found = {controllers: path for _, controllers, path in lines}
     path = next((path for names, path in found.items() if "cpuset" in names.split(",")), found.get("", "/"))
     return re.sub(r"^(/\.\.)+", "", path) or "/"

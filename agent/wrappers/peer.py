@@ -137,7 +137,7 @@ def cgroup_of(pid: int, version: int) -> str:
 
 def cgroup_in(text: str, version: int) -> str:
     """Parse /proc/PID/cgroup; return an empty path if the process is in no cgroup. Names contain no newline."""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # names have other characters at which splitlines() splits
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" if version == V2 else "cpuset" in controllers.split(","):

@@ -24,6 +24,8 @@ PROC = Path("/proc")
         pytest.param("0::/../..\n", "/", id="the root, from a pod"),
         pytest.param("5:cpuset,cpu:/a:b\n2:memory:/m\n0::/u\n", "/a:b", id="v1"),
         pytest.param("2:memory:/m\n", "/", id="v1 without cpuset"),
+        pytest.param("0::/a/x\x0by/b\n", "/a/x\x0by/b", id="a name with a vertical tab"),
+        pytest.param("0::/a/x\u20280::/b\n", "/a/x\u20280::/b", id="a name with a line separator"),
     ],
 )
 def test_cgroup_of_a_thread_is_read(tmp_path: Path, text: str, cgroup: str) -> None:

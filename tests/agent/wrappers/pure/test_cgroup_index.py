@@ -24,6 +24,7 @@ CGROUPS = {f"{SLICE}/cri-a.scope": "a", f"{SLICE}/cri-b.scope": "b", "/kubepods/
         ("0::/x (deleted)\n", V2, "/x (deleted)"),
         ("", V2, ""),
         ("rubbish", V1, ""),
+        ("9:pids:/a/x\x0b3:cpuset:/b\n4:cpuset:/c\n", V1, "/c"),
     ],
 )
 def test_the_line_of_the_cpuset_hierarchy_counts(text: str, version: int, path: str) -> None:
