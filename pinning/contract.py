@@ -16,17 +16,18 @@ PRODUCT = "corepin"
 # Extended resources. The first two are Intel CMK's; the webhook adds the others to containers with claims.
 EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
 EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
-ISOLATED_CORES = "corepin.io/isolated-cores"  # for `smt-policy: isolate`
-WHOLE_CORES = "corepin.io/whole-cores"  # for `smt-policy: require`
-NUMA_CPUS = "corepin.io/numa-cpus"  # for `numa-policy: single`: CPUs of one NUMA node
+ISOLATED_CORES = "corepin.io/isolated-cores"  # counts cores for `smt-policy: isolate`
+WHOLE_CORES = "corepin.io/whole-cores"  # counts cores for `smt-policy: require`
+NUMA_CPUS = "corepin.io/numa-cpus"  # counts CPUs of one NUMA node for `numa-policy: single`
 NEAR_CPUS = (
     "near.corepin.io/"  # then the name of devices' resource: for `device-policy: require`, CPUs beside them
 )
-CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)  # in CMK's order: the first one present wins
+# In CMK's order: of two that are present the first one counts.
+CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)
 
 # Annotations that users write.
 CMK_MUTATE = "cmk.intel.com/mutate"
-CMK_MUTATE_TRUE = frozenset({"true", "True", "1"})  # CMK's webhook accepts exactly these
+CMK_MUTATE_TRUE = frozenset({"true", "True", "1"})  # the values that CMK's webhook accepts
 CRANE_CPU_MANAGER = "qos.gocrane.io/cpu-manager"
 CPU_MANAGER = "cpu-manager.corepin.io"
 SMT_POLICY = "smt-policy.corepin.io"
@@ -51,12 +52,12 @@ CRIO_FOLLOWED = frozenset({CRIO_CPU_QUOTA, CRIO_INTERRUPTS})
 CRIO_UNFOLLOWED = ("cpu-load-balancing.crio.io", "cpu-freq-governor.crio.io", "cpu-c-states.crio.io")
 CRIO_DISABLE = "disable"
 
-# Annotations that corepin writes.
+# Annotations that only corepin writes.
 CMK_INJECTED = "cmk.intel.com/resources-injected"
 STATUS_CPUS = "status.corepin.io/cpus"  # on pods
 STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes
-GUARDED = "guard.corepin.io/pod"  # its containers must not start without a cpuset set by the agent
+GUARDED = "guard.corepin.io/pod"  # on pods whose containers must not start without a cpuset set by the agent
 GUARDED_VALUE = "true"
 # Annotations of pods whose containers are held back until the agent knows the pod.
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
@@ -65,23 +66,25 @@ FILLED_IN = "limit-ranger.corepin.io/containers"
 # On pods: the CPUs of the budget with which the pod was sent. An API server may drop it after mutation.
 POD_BUDGET = "pod-budget.corepin.io/cpus"
 
-REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # NRI's default validator reads it on pods
+REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # annotation of pods, read by NRI's default validator
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins
 NRI_PLUGIN_INDEX = 10
 
 # CPUs as claims of Dynamic Resource Allocation: class, capacity and variable are the names that dra-driver-cpu, KubeVirt
 # and nri-plugins use.
-DRA_DRIVER = "cpu.corepin.io"  # also the name of our DeviceClass
+DRA_DRIVER = "cpu.corepin.io"  # driver of corepin's ResourceClaims, and name of its DeviceClass
 DRA_CPU_CLASS = "dra.cpu"  # the DeviceClass that KubeVirt and other drivers' examples name
 DRA_CAPACITY = "dra.cpu/cpu"  # the only capacity of a device, in CPUs
-DRA_CPUSET_PREFIX = "DRA_CPUSET_"  # followed by the uid of a ResourceClaim: its CPUs as Linux writes lists
-CDI_KIND = "corepin.io/cpu"  # of the CDI devices that set the variable
-CDI_PREFIX = "claim-"  # prefix of their names; uid of the claim and name of the request follow
+# Prefix of a variable with the CPUs of a ResourceClaim as Linux writes lists; the claim's uid follows.
+DRA_CPUSET_PREFIX = "DRA_CPUSET_"
+CDI_KIND = "corepin.io/cpu"  # kind of the CDI devices that set this variable
+# Prefix of the names of these CDI devices; uid of the claim and name of the request follow.
+CDI_PREFIX = "claim-"
 
-# Environment of a container.
+# Environment variables of a container.
 CMK_NUM_CORES = "CMK_NUM_CORES"
-CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # "1,5": without ranges, as `cmk isolate` writes it
-CMK_CPUS_ASSIGNED_MASK = "CMK_CPUS_ASSIGNED_MASK"  # "22": upper-case hex
+CMK_CPUS_ASSIGNED = "CMK_CPUS_ASSIGNED"  # CPU numbers without ranges, "1,5", as `cmk isolate` writes them
+CMK_CPUS_ASSIGNED_MASK = "CMK_CPUS_ASSIGNED_MASK"  # the same CPUs as an upper-case hexadecimal mask: "22"
 CMK_CPUS_SHARED = "CMK_CPUS_SHARED"
 CMK_CPUS_INFRA = "CMK_CPUS_INFRA"
 
@@ -90,44 +93,47 @@ KUBEVIRT_LABEL = "kubevirt.io"
 VIRT_LAUNCHER = "virt-launcher"
 LAUNCHER_CONTAINER = "compute"
 KUBEVIRT_SCHEDULABLE = "kubevirt.io/schedulable"  # on nodes where KubeVirt's handler runs
-CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")  # KubeVirt up to 1.7, and from 1.8
+# The first up to KubeVirt 1.7, the second from 1.8 on.
+CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")
 CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
 CMK_NODE_LABEL = "cmk.intel.com/cmk-node"
-CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # followed by the node's name
+CMK_CONFIG_MAP_PREFIX = "cmk-config-"  # prefix of a ConfigMap's name; the node's name follows
 KUBE_SYSTEM = "kube-system"
 AGENT_NAMESPACE = "corepin-agent"  # default namespace of the agents' objects, changed by --namespace
-CMK_GROUP_VERSION = "intel.com/v1"  # of the CMK report kinds
+CMK_GROUP_VERSION = "intel.com/v1"  # API version of CMK's report kinds
 CMK_NODE_REPORT = ("Cmk-nodereport", "cmk-nodereports")
 CMK_RECONCILE_REPORT = ("Cmk-reconcilereport", "cmk-reconcilereports")
-CREATED_BY = "corepin.io/created-by"  # on the agents' namespace if the next command created it
+CREATED_BY = "corepin.io/created-by"  # label of the agents' namespace if `corepin cmk` created it
 CREATED_BY_CLUSTER_INIT = "cluster-init"
 AGENT_NODE_LABEL = "corepin.io/agent"  # on nodes that `corepin cmk cluster-init` chose for an agent
-CPU_GROUP_LABEL = "corepin.io/cpu-group"  # on nodes: their agents read the key config.NAME.yaml
-NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may register with it; the agent removes it
+CPU_GROUP_LABEL = "corepin.io/cpu-group"  # label of nodes whose agents read the key config.NAME.yaml
+NOT_READY_TAINT_KEY = "corepin.io/agent-not-ready"  # nodes may register with this taint; the agent removes it
 OVERCOMMIT_TAINT_KEY = "corepin.io/shared-overcommitted"
 KUBELET_CONDITION = "CorepinKubeletPolicy"
 OVERCOMMIT_CONDITION = "CorepinSharedOvercommitted"
 PLUGIN_CONDITION = "CorepinPluginConflict"
 DEGRADED_CONDITION = "CorepinDegraded"
-NOISE_CONDITION = "CorepinNoiseConflict"  # only where the operator lets the agent move interrupts
+# Condition that is set only where the operator lets the agent move interrupts.
+NOISE_CONDITION = "CorepinNoiseConflict"
 MIRROR_POD = "kubernetes.io/config.mirror"
 LIMIT_RANGER = "kubernetes.io/limit-ranger"
 
 # KubeVirt annotations on a VirtualMachineInstance.
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
-EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"  # its presence counts, not its value
+# The presence of the annotation counts, not its value.
+EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
 
 # Default paths and addresses by which the programs of one node reach each other, the kubelet and the kernel.
 AGENT_CONFIG = "/etc/corepin/node/config.yaml"
-AGENT_STATE = "/var/lib/corepin"  # checkpoint and lock
+AGENT_STATE = "/var/lib/corepin"  # folder of the checkpoint and its lock
 AGENT_SOCKET = "/run/corepin/agent.sock"
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 DEBUGFS = "/sys/kernel/debug"
 KUBELET_ROOT = "/var/lib/kubelet"
 CDI_FOLDER = "/var/run/cdi"
-IRQBALANCE = "/run/irqbalance"  # the folder of its socket
+IRQBALANCE = "/run/irqbalance"  # folder of irqbalance's socket
 
 # Limits (KubeVirt's) of injected sidecars without any: the webhook adds them, the agent recognizes sidecars by them.
 SIDECAR_CPU = "200m"
@@ -144,7 +150,8 @@ GATE_RESTART_POLICY = "COREPIN_RESTART_POLICY"  # variable with the pod's restar
 CPUS_VOLUME = "corepin-cpus"
 CPUS_FOLDER = "/run/corepin"
 CPUS_FILE = "cpus"
-CONTAINER_VARIABLE = "COREPIN_CONTAINER"  # its container's name in that file, which no guest shows
+# Variable with the container's name, by which a process finds its entry in that file.
+CONTAINER_VARIABLE = "COREPIN_CONTAINER"
 
 # corepin's feature gates, spelled as in KubeVirt.
 GATE_SIDECAR = "Sidecar"
@@ -155,8 +162,8 @@ class ReserveSource(StrEnum):
     """The source of a node's reserved CPUs."""
 
     CONFIGURED = "configured"
-    KUBELET = "kubelet"  # the kubelet's own reserve, from its configz
-    KEPT = "kept"  # an earlier reserve, kept while containers hold CPUs
+    KUBELET = "kubelet"  # the kubelet's own reserved CPUs, from its configz
+    KEPT = "kept"  # reserved CPUs of an earlier configuration, kept while containers hold CPUs
     DEFAULT = "default"
 
 
@@ -189,11 +196,11 @@ class CoreType(StrEnum):
 
     PERFORMANCE = "performance"
     EFFICIENT = "efficient"
-    ANY = "any"  # cores of one type if one has enough, performance first
+    ANY = "any"  # cores of one type if one type has enough, performance cores first
 
 
 class QuotaPolicy(StrEnum):
-    """CFS quota of an exclusive container."""
+    """Whether the CFS quota of an exclusive container is kept or unset."""
 
     KEEP = "keep"
     UNSET = "unset"
@@ -203,8 +210,8 @@ class DevicePolicy(StrEnum):
     """Placement of a container's CPUs beside its devices."""
 
     NONE = "none"
-    PREFER = "prefer"  # near CPUs first, others where they do not suffice
-    REQUIRE = "require"  # near CPUs only, some beside each device
+    PREFER = "prefer"  # CPUs near the devices first, others if these do not suffice
+    REQUIRE = "require"  # only CPUs near the devices, some near each device
 
 
 class NoisePolicy(StrEnum):
@@ -217,8 +224,8 @@ class NoisePolicy(StrEnum):
 class IrqWord(StrEnum):
     """Words of `irq-policy`; every other one is a glob of interrupt names."""
 
-    AWAY = "away"  # no interrupt stays on its CPUs
-    DEVICES = "devices"  # those of its devices fire on its CPUs
+    AWAY = "away"  # no interrupt stays on the container's CPUs
+    DEVICES = "devices"  # interrupts of the container's devices fire on its CPUs
 
 
 class QuietWord(StrEnum):
@@ -233,7 +240,7 @@ class IOThreadsPolicy(StrEnum):
 
     SHARED = "shared"
     AUTO = "auto"
-    SUPPLEMENTAL_POOL = "supplementalPool"  # with CPUs of their own
+    SUPPLEMENTAL_POOL = "supplementalPool"  # I/O threads have CPUs of their own
 
 
 class KubeletPolicy(StrEnum):
@@ -241,30 +248,30 @@ class KubeletPolicy(StrEnum):
 
     NONE = "none"
     STATIC = "static"
-    UNKNOWN = "unknown"  # no state file, or one that cannot be read
+    UNKNOWN = "unknown"  # the state file is missing or unreadable
 
 
 class NUMAMemory(StrEnum):
     """Memory placement of a container from its start."""
 
-    FREE = "free"  # on any NUMA node
-    BIND = "bind"  # on the NUMA node of its CPUs, with `single`
+    FREE = "free"  # its memory may lie on any NUMA node
+    BIND = "bind"  # its memory lies on the NUMA node of its CPUs, with `numa-policy: single`
 
 
 class VMThreadsPolicy(StrEnum):
     """CPUs of a Kata sandbox's threads other than vCPUs, while one of its containers owns CPUs."""
 
-    UNION = "union"  # the CPUs of its containers, together with the vCPUs
-    SHARED = "shared"  # the shared set, including the shim
+    UNION = "union"  # these threads run on the CPUs of the containers, as the vCPUs do
+    SHARED = "shared"  # these threads, the shim too, run on the shared set
 
 
 class NoiseKind(StrEnum):
     """What disturbs a container's CPUs; the first kind above the operator's limit per second is reported."""
 
-    INTERRUPTS = "interrupts"  # of devices
-    OTHER_SLICES = "otherSlices"  # timeslices of other threads
-    WAIT = "waitMilliseconds"  # of its threads on run queues
-    SWITCHES = "involuntarySwitches"  # of its threads
+    INTERRUPTS = "interrupts"  # interrupts of devices
+    OTHER_SLICES = "otherSlices"  # timeslices of other threads on its CPUs
+    WAIT = "waitMilliseconds"  # time that its threads wait on run queues
+    SWITCHES = "involuntarySwitches"  # involuntary context switches of its threads
     SOFTIRQS = "softirqs"
 
 
@@ -278,7 +285,7 @@ class Switch(StrEnum):
 class SharedPool(StrEnum):
     """CPUs without an owner that a container may use besides its own (CMK's words)."""
 
-    SHARED = "shared"  # the cores set aside for this pool, else the shared set
+    SHARED = "shared"  # the cores set aside for CMK's pool `shared`; without these the shared set
     INFRA = "infra"  # the shared set
 
 
@@ -286,7 +293,7 @@ class PoolUse(NamedTuple):
     """The use of a pool by a container, in addition to the CPUs it owns."""
 
     pool: SharedPool
-    socket: int | None = None  # of SHARED: limited to one socket
+    socket: int | None = None  # only for the pool `shared`: the socket of its cores; None: all sockets
 
 
 class QoSClass(StrEnum):
@@ -313,7 +320,7 @@ FAMILIES: Final[Mapping[str, type[StrEnum] | None]] = {
     NOISE_POLICY: NoisePolicy,
     IRQ_POLICY: None,
 }
-SINGLE_KEYS: Final[Mapping[str, str]] = {  # families with one key
+SINGLE_KEYS: Final[Mapping[str, str]] = {  # annotation families that have a single key
     SIDECAR_LIMITS: SIDECAR_LIMITS_POD,
     NUMA_MEMORY: NUMA_MEMORY_POD,
 }

@@ -19,5 +19,5 @@ class lazy(Generic[Value]):  # noqa: N801 - reads as the decorator that it is
 
     def __get__(self, instance: object, _owner: type) -> Value:
         value = self._work_out(instance)
-        instance.__dict__[self._name] = value  # later accesses find it there, before this descriptor
+        instance.__dict__[self._name] = value  # later reads find the value there, before this descriptor
         return value

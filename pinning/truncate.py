@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 NAME: Final = 63  # characters of a container's name, which is a DNS label
-KEY: Final = 317  # of an annotation key: a prefix of 253, a slash and a name of 63
-VALUE: Final = 40  # of anything else
+KEY: Final = 317  # characters of an annotation key: a prefix of 253, a slash and a name of 63
+VALUE: Final = 40  # characters of any other text
 NAMES_LISTED: Final = 10
-MOST_REPORTED: Final = 50  # causes, or warnings, of one object
+MOST_REPORTED: Final = 50  # causes or warnings reported of one object
 
 
 def truncate(text: str, limit: int) -> str:

@@ -33,19 +33,19 @@ class Beside:
     Under `require` it gets no CPUs elsewhere, and some of its CPUs are near each device.
     """
 
-    homes: tuple[Home, ...] = ()  # none: it has no devices, or their nodes are not known
+    homes: tuple[Home, ...] = ()  # empty: it has no devices, or their NUMA nodes are not known
     policy: DevicePolicy = DevicePolicy.PREFER
-    devices: tuple[Device, ...] = ()  # for messages
-    unknown: str = ""  # under `require`: why it is not known which devices the container has; empty: it is
+    devices: tuple[Device, ...] = ()  # the container's devices, for messages
+    unknown: str = ""  # under `require`: why the container's devices are not known; empty: they are known
 
     @property
     def is_required(self) -> bool:
-        """Return whether CPUs elsewhere are refused."""
+        """Return whether CPUs that are not near the devices are refused."""
         return bool(self.homes) and self.policy is DevicePolicy.REQUIRE
 
     @property
     def nodes(self) -> CPUSet:
-        """The home nodes."""
+        """The NUMA nodes near at least one device."""
         return nodes_of(self.homes)
 
     def near(self, topology: Topology) -> list[CPUSet]:
@@ -182,7 +182,7 @@ def _nearest(widening: Sequence[CPUSet], count: int, put: Put) -> Placement:
             return put(region, count, kept)
         except NotEnoughCPUs as problem:
             if kept is None:
-                put(last, count, None)  # raises before any part is placed if all CPUs are too few
+                put(last, count, None)  # raises before any part is placed if all CPUs together are too few
             if problem.found:
                 kept = put(region, problem.found, kept)
     return put(last, count, kept)

@@ -29,10 +29,10 @@ class _Level:
     """State of each node when all get at least the same number of CPUs."""
 
     gives: Nodes
-    left: Nodes  # free CPUs left
-    has: Nodes  # CPUs the container has
-    spare: Nodes  # free CPUs left on nodes that do not exceed the level already
-    spent: Nodes  # decrease of the squared number of free CPUs
+    left: Nodes  # free CPUs left on each node
+    has: Nodes  # CPUs of each node that the container has
+    spare: Nodes  # free CPUs left on each node that does not exceed the level already, otherwise 0
+    spent: Nodes  # for each node: decrease of the squared number of free CPUs
 
 
 @dataclass(frozen=True, slots=True)

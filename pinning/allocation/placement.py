@@ -119,7 +119,8 @@ class _Claim:
         """Return the CPU nearest to a lost one on its NUMA node; none if nothing is missing or free there."""
         picker = replace(self._picker(), evenly=False)
         node = sum(node.mask for node in tables_of(self.topology).nodes_of(lost))
-        near = own if picker.sort == "spread" else lost  # spread prefers CPUs far from its own cores
+        # `spread` prefers CPUs far from the container's own cores.
+        near = own if picker.sort == "spread" else lost
         missing = self.count - own.bit_count()
         return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
 

@@ -37,7 +37,7 @@ class GuestTopology:
 
     @property
     def all_cores(self) -> int:
-        """The cores of all sockets."""
+        """Number of cores of all sockets."""
         return self.sockets * self.cores
 
     @property
@@ -50,9 +50,9 @@ class GuestTopology:
 class VCPUPlacement:
     """The CPU of each vCPU, and the CPUs of all other threads of a virtual machine."""
 
-    vcpus: tuple[int, ...]  # in vCPU order
-    emulator: CPUSet  # exclusive to the emulator if it is isolated
-    iothread_pins: tuple[CPUSet, ...] = ()  # in I/O thread order
+    vcpus: tuple[int, ...]  # one CPU for each vCPU, in order of the vCPUs
+    emulator: CPUSet  # no vCPU runs on these CPUs if the emulator is isolated
+    iothread_pins: tuple[CPUSet, ...] = ()  # CPUs for each I/O thread, in order of the threads
     warnings: tuple[str, ...] = ()  # parts of the SMT policy that these CPUs cannot satisfy
 
     @property
@@ -217,7 +217,7 @@ class _VM:
 class _Node:
     """Free CPUs of a NUMA node: cores that can hold a guest core, and single threads of the other cores."""
 
-    threads: int  # per guest core
+    threads: int  # threads per core of the guest
     cores: deque[Core]
     fragments: deque[int]
 
@@ -271,7 +271,7 @@ def _left_free(nodes: list[list[Core]], guest: GuestTopology, wanted: int) -> CP
     cores = [core for node in reversed(nodes) for core in reversed(node)]
     unused = sum(map(len, cores)) - guest.vcpus
     surplus = max(0, sum(len(core) // guest.threads for core in cores) - guest.all_cores)
-    best = {0: (0, EMPTY)}  # number of CPUs -> (guest cores that no longer fit, the CPUs)
+    best = {0: (0, EMPTY)}  # by number of CPUs: the guest cores that no longer fit, and the CPUs
     for core in cores:
         for count, (lost, cpus) in tuple(best.items()):
             more, loses = count + len(core), lost + len(core) // guest.threads

@@ -28,17 +28,17 @@ EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
 
 # Processes in one report: containers may have 1024 wrappers each, and the API server refuses a ConfigMap above 1 MiB.
 MOST_TASKS: Final = 10_000
-INIT: Final = 1  # always exists, and a tool that takes it for a task cannot kill it
-Lists = dict[int, dict[str, list[int]]]  # by socket: CPU list, and the host pids that hold it
+INIT: Final = 1  # pid 1 always exists, and a tool that takes it for a task cannot kill it
+Lists = dict[int, dict[str, list[int]]]  # by socket: host pids by the CPU list that they hold
 
 
 class Task(NamedTuple):
     """A process that called `cmk isolate`, and its CPUs."""
 
-    pid: int  # on the host
+    pid: int  # pid on the host
     container: str  # namespace/pod/container
     pool: str
-    cpus: CPUSet  # whole cores of an exclusive pool, else all CPUs it runs on
+    cpus: CPUSet  # whole cores of an exclusive pool; of another pool all CPUs that it runs on
 
 
 class ExitSource(StrEnum):
@@ -52,11 +52,11 @@ class ExitSource(StrEnum):
 class Reclaimed(NamedTuple):
     """A CPU list that a process held when it exited without releasing it."""
 
-    pid: int  # on the host
+    pid: int  # pid on the host
     container: str  # namespace/pod/container
     pool: str
-    cpus: str  # one list, as in the pools
-    source: str = ""  # an `ExitSource`; empty: recorded by an agent that did not write it
+    cpus: str  # one CPU list, as it stands in the pools
+    source: str = ""  # text of an `ExitSource`; empty: an earlier agent recorded the entry without it
 
 
 class CMKNode(NamedTuple):
@@ -70,8 +70,9 @@ class CMKNode(NamedTuple):
     shared: CPUSet  # CPUs without an owner
     ledger: Ledger
     tasks: tuple[Task, ...] = ()
-    pids: Mapping[str, int] = {}  # host pids of containers' first processes: namespace/pod/container
-    is_static: bool = False  # the pools are divided by configuration, each CPU is in one of them
+    pids: Mapping[str, int] = {}  # host pid of each container's first process, by namespace/pod/container
+    # The configuration divides the CPUs into the pools, so that each CPU is in one of them.
+    is_static: bool = False
 
 
 def cmk_pools(node: CMKNode) -> dict[str, Lists]:

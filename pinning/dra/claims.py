@@ -23,13 +23,14 @@ from pinning.truncate import VALUE, truncate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_RESULTS: Final = 32  # the API's own limit
-MOST_PODS: Final = 256  # the API's own limit of `reservedFor`
+MOST_RESULTS: Final = 32  # results of one claim, by the API's own limit
+MOST_PODS: Final = 256  # pods in `reservedFor`, by the API's own limit
 # The scheduler marks claims that it makes for the extended resource of a DeviceClass: the pod does not name them.
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-"
-_UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # it becomes part of a file's name
+# Uid of a claim, which becomes part of a file's name.
+_UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CDI_DEVICE: Final = re.compile(f"{re.escape(CDI_KIND)}={CDI_PREFIX}({_UID.pattern})-(.+)")
-_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")  # of requests and devices: a DNS label
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")  # name of a request or device: a DNS label
 
 
 def is_uid(text: str) -> bool:
@@ -54,8 +55,8 @@ class ClaimPart:
 
     request: str
     device: str
-    share: str  # id of the share, for the kubelet
-    count: int  # CPUs
+    share: str  # id of the share, which the kubelet gets
+    count: int  # number of CPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,12 @@ class DeviceClaim:
 
     @property
     def full_name(self) -> str:
-        """The name in messages."""
+        """The claim's name in messages: namespace/name."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def count(self) -> int:
-        """The CPUs of all parts."""
+        """Number of CPUs of all parts together."""
         return sum(part.count for part in self.parts)
 
 
@@ -88,11 +89,12 @@ class ClaimGrant:
 
     claim: DeviceClaim
     cpus: tuple[CPUSet, ...]
-    is_prepared: bool = False  # the kubelet asked for it: only the kubelet's Unprepare releases it
+    # Whether the kubelet prepared the claim: then only its Unprepare releases the CPUs.
+    is_prepared: bool = False
 
     @property
     def footprint(self) -> CPUSet:
-        """Every CPU of the claim."""
+        """CPUs of all parts of the claim."""
         return union(self.cpus)
 
     def of(self, request: str) -> CPUSet:
@@ -114,22 +116,25 @@ class ClaimGrant:
 class ClaimTimes(NamedTuple):
     """When a claim got its CPUs and when the kubelet prepared it; RFC 3339 in UTC."""
 
-    prepared: str = ""  # empty: not yet, or before this agent was started
-    since: str = ""  # from when on it has CPUs and waits for the kubelet
-    tries: int = 0  # reminders of the kubelet since then
+    prepared: str = ""  # time of its Prepare; empty: not prepared, or before this agent started
+    since: str = ""  # time since which it has CPUs and waits for the kubelet; empty: it does not wait
+    tries: int = 0  # number of reminders to the kubelet since then
 
 
 @dataclass(frozen=True, slots=True)
 class SeenClaims:
     """The claims of this node at one moment, for the agent as their driver."""
 
-    known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))  # by uid
+    # Allocated claims by uid.
+    known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))
     # Namespace and name of claims that were read, ours or not, or could not be read, each with a pod that named it then.
     read: frozenset[tuple[str, str, str]] = frozenset()
-    prepared: frozenset[str] = frozenset()  # uids that the kubelet asks for, or asked for
-    released: frozenset[str] = frozenset()  # uids that the kubelet gave back
-    found: tuple[ClaimGrant, ...] = ()  # what an earlier agent served, for one that has lost its checkpoint
-    times: Mapping[str, ClaimTimes] = field(default_factory=lambda: MappingProxyType({}))  # by uid
+    prepared: frozenset[str] = frozenset()  # uids of claims whose Prepare the kubelet has called
+    released: frozenset[str] = frozenset()  # uids of claims whose Unprepare the kubelet has called
+    # Claims that an earlier agent prepared, for an agent without checkpoint.
+    found: tuple[ClaimGrant, ...] = ()
+    # Times of each claim, by uid.
+    times: Mapping[str, ClaimTimes] = field(default_factory=lambda: MappingProxyType({}))
     # Why claims cannot be read or served, with the remedy; by namespace and name.
     problems: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -229,7 +234,7 @@ def _consumed(given: object) -> int:
     try:
         count = rounded_up(amount)
         is_amount = 1 <= count <= MOST_CPUS and parse_quantity(amount) > 0
-    except (BadQuantity, TypeError):  # a value of another type
+    except (BadQuantity, TypeError):  # TypeError: the value has another type
         is_amount = False
     if not is_amount:
         shown = truncate(str(amount), VALUE)

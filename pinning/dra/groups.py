@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.topology import Core, Topology
 
-MOST_DEVICES: Final = 128  # in one ResourceSlice: the API server's limit
+MOST_DEVICES: Final = 128  # devices in one ResourceSlice, by the API server's limit
 
 
 class DeviceGroup(NamedTuple):
@@ -21,19 +21,19 @@ class DeviceGroup(NamedTuple):
     device: str
     numa_node: int
     package: int
-    kind: str  # core type, on NUMA nodes with several; empty: the node has one
-    threads: int  # per core: claims are rounded up to a multiple
+    kind: str  # core type on a NUMA node with several types; empty: the node has one type
+    threads: int  # threads per core: claims are rounded up to a multiple of it
     cpus: CPUSet  # whole cores that claims may hold, free or held
 
 
 class Offer(NamedTuple):
     """Input of a node's ResourceSlice."""
 
-    topology: Topology  # CPUs that pods may not use count as offline
+    topology: Topology  # topology in which CPUs that pods may not use count as offline
     usable: CPUSet  # CPUs that claims may take, held or not
     claimed: CPUSet  # CPUs that claims hold
     classic: CPUSet  # CPUs that containers hold without claims
-    common: CPUSet  # the shared set without any holder
+    common: CPUSet  # the shared set as it would be if no CPU were held
 
 
 def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:

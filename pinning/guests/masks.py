@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pinning.guests.threads import GuestID
     from pinning.machine.topology import Topology
 
-STABLE_SECONDS: Final = 2.0  # without a new vCPU: libvirt pins hotplugged vCPUs within this time
-BOOT_SECONDS: Final = 30.0  # for a guest that does not run yet
+STABLE_SECONDS: Final = 2.0  # libvirt pins hotplugged vCPUs within this time after the last new one
+BOOT_SECONDS: Final = 30.0  # time in which libvirt pins the vCPUs of a guest that does not run yet
 
 
 class IOThread(NamedTuple):
@@ -42,31 +42,32 @@ class VMSeen:
     main: CPUSet  # mask of the first thread
     allowed: CPUSet  # union of the masks of all threads
     iothreads: tuple[IOThread, ...] = ()
-    cores: int = 1  # per socket of the guest
-    threads: int = 1  # per core of the guest
+    cores: int = 1  # cores per socket of the guest
+    threads: int = 1  # threads per core of the guest
     is_strict: bool = False  # the guest has NUMA nodes, so no guest core may cross a host node
     has_pool: bool = False  # its iothreads form a pool with CPUs of its own
     housekeeping: CPUSet = EMPTY  # CPUs of KubeVirt's cgroup for the emulator; empty if there is none
-    seconds: float = 0.0  # since the start of the machine
+    seconds: float = 0.0  # seconds since the start of the machine
     has_run: bool = False  # whether the guest has run for a while
     is_fixed: bool = False  # no vCPU can be hotplugged
     reason: str = ""  # why vCPUs are not identified
     vhost: CPUSet = EMPTY  # union of the masks of its vhost threads; empty if it has none
     notes: tuple[str, ...] = ()  # threads left unchanged, with the reason
-    guest_ids: tuple[GuestID, ...] = ()  # one per vCPU, if the guest's topology is known
+    # The guest's ids of each vCPU; empty: the guest's topology is not known.
+    guest_ids: tuple[GuestID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VMMasks:
     """Planned masks of the threads of one virtual machine."""
 
-    vcpus: tuple[CPUSet, ...]  # in order of the vCPUs
-    emulator: CPUSet  # threads without another role: main thread, workers, vhost
+    vcpus: tuple[CPUSet, ...]  # CPUs of each vCPU, in order of the vCPUs
+    emulator: CPUSet  # CPUs of threads without another role: main thread, workers, vhost
     iothreads: tuple[CPUSet, ...]
-    pit: CPUSet  # of the kernel's timer thread
-    aside: CPUSet  # of helper processes: the shim and virtiofsd
+    pit: CPUSet  # CPUs of the kernel's timer thread kvm-pit
+    aside: CPUSet  # CPUs of helper processes: the shim and virtiofsd
     is_one_to_one: bool = False
-    reason: str = ""  # why it is not pinned
+    reason: str = ""  # why the vCPUs have no CPUs of their own
     note: str = ""  # a further message for its user
 
     def of(self, role: Role, rank: int = 0) -> CPUSet:
@@ -99,9 +100,9 @@ class Launcher:
 
     topology: Topology
     cpus: CPUSet  # CPUs its container holds
-    smt: SMTPolicy | None = None  # None: KubeVirt's own choice
+    smt: SMTPolicy | None = None  # None: as KubeVirt chose
     before: VMMasks | None = None  # the masks this agent set last
-    unchanged_seconds: float = 0.0  # since its number of vCPUs last changed
+    unchanged_seconds: float = 0.0  # seconds since its number of vCPUs last changed
 
 
 def launcher_masks(seen: VMSeen, launcher: Launcher) -> VMMasks | None:

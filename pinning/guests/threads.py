@@ -21,7 +21,7 @@ class Role(StrEnum):
     EMULATOR = "emulator"  # the first thread of the process, and every thread without another role
     IOTHREAD = "iothread"
     WORKER = "worker"  # does blocking work for others: QEMU's thread pool, the kernel's io_uring workers
-    VHOST = "vhost"  # a kernel thread per device; a thread of the VMM since Linux 6.4
+    VHOST = "vhost"  # one kernel thread for each device; since Linux 6.4 a thread of the VMM
     PIT = "kvm-pit"  # the kernel's timer thread
     VIRTIOFSD = "virtiofsd"  # a separate process, like Kata's other file system daemons
     SHIM = "shim"  # containerd-shim-kata-v2, a separate process
@@ -31,8 +31,8 @@ class Role(StrEnum):
 class Task:
     """One thread, identified by id and start time, because ids are reused."""
 
-    tid: int  # in the host's pid namespace
-    started: int  # ticks since boot
+    tid: int  # id in the host's pid namespace
+    started: int  # start time in ticks since boot
     # Inode number of its folder in /proc. An unchanged number proves the same thread; a changed one proves
     # nothing, because the kernel also changes it when it reclaims memory.
     folder: int = field(default=0, compare=False)
@@ -48,11 +48,11 @@ class VMThread:
 
     tid: int
     role: Role
-    name: str = ""  # its comm
+    name: str = ""  # its comm: the name that the kernel shows
     # For a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the
     # vCPUs, has gaps after hotplug, and is not an index.
     index: int | None = None
-    process: int = field(default=0, compare=False)  # its process; a kernel thread is its own
+    process: int = field(default=0, compare=False)  # pid of its process; a kernel thread is its own process
     started: int = field(default=0, compare=False)
     folder: int = field(default=0, compare=False)  # an optional inode number, see `Task`
 
@@ -66,8 +66,8 @@ class GuestID(NamedTuple):
     """Position of a vCPU in the guest's topology, which the guest's kernel shows beside its own CPU numbers."""
 
     socket: int
-    core: int  # of the socket
-    thread: int  # of the core
+    core: int  # core of the socket
+    thread: int  # thread of the core
 
 
 def guest_id(index: int, cores: int, threads: int, *, is_apic: bool) -> GuestID:
@@ -87,7 +87,7 @@ class VMM:
     """The process that runs a virtual machine, identified by id and start time."""
 
     pid: int
-    started: int  # ticks since boot
+    started: int  # start time in ticks since boot
     kind: Kind
 
 
@@ -96,7 +96,7 @@ class VMThreads:
     """All threads of a virtual machine, inside and outside of its process, at one moment."""
 
     vmm: VMM
-    threads: tuple[VMThread, ...]  # ascending by id
+    threads: tuple[VMThread, ...]  # in ascending order of their ids
     identified_by: IdentifiedBy
     reason: str = ""  # why vCPUs are not identified
     own_count: int = 0  # number of threads of the process, compared with a later count
@@ -145,11 +145,11 @@ class GuestShape:
     the present vCPUs.
     """
 
-    vcpus: int  # at the guest's start
-    cores: int  # per socket, over all its dies, clusters and modules
-    threads: int  # per core
-    most_vcpus: int  # including vCPUs that may be hotplugged
-    strict: bool = False  # memory is bound to NUMA nodes of the host
-    iothreads: tuple[str, ...] = ()  # their ids
+    vcpus: int  # number of vCPUs at the guest's start
+    cores: int  # cores per socket, over all its dies, clusters and modules
+    threads: int  # threads per core
+    most_vcpus: int  # number of vCPUs including those that may be hotplugged
+    strict: bool = False  # the guest's memory is bound to NUMA nodes of the host
+    iothreads: tuple[str, ...] = ()  # ids of the I/O threads
     iothread_pool: bool = False  # disks distribute their queues over several iothreads
     names_threads: bool = False  # debug-threads=on; QEMU 11 and newer name them always

@@ -37,7 +37,8 @@ class KubeVirtSettings:
     max_hotplug_ratio: int = 4
     cpu_request: str = BUILT_IN_CPU_REQUEST
     cpu_model: str = "host-model"
-    even_parity: bool = False  # gate AlignCPUs is on and the KubeVirt object has the even-parity annotation
+    # The gate AlignCPUs is on and the KubeVirt object has the even-parity annotation.
+    even_parity: bool = False
 
 
 def vcpu_count(cpu: CPU | None) -> int:

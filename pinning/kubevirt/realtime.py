@@ -14,7 +14,8 @@ from typing import Final
 
 from pinning.errors import BadContract
 
-LONGEST_MASK: Final = 2**15  # characters: a list of every other one of 4096 vCPUs takes a third of it
+# Characters of a mask: a list of every other one of 4096 vCPUs takes a third of it.
+LONGEST_MASK: Final = 2**15
 _ITEM = re.compile(r"(\^)?([0-9]{1,18})|([0-9]{1,18})-([0-9]{1,18})")
 
 

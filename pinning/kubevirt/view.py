@@ -65,7 +65,7 @@ class VMIView:
 
     @property
     def domain(self) -> Domain:
-        """Return the domain."""
+        """Return `spec.domain` of the machine."""
         return self.spec.get("domain") or {}
 
     @property

@@ -10,7 +10,7 @@ from pinning.errors import BadCPUList
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MAX_CPU: Final = 8191  # NR_CPUS of the largest kernels that distributions build
+MAX_CPU: Final = 8191  # highest CPU number: the largest kernels of distributions have NR_CPUS=8192
 _MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*")
 _ITEM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9})/([0-9]{1,9}))?)?")
 
@@ -75,7 +75,7 @@ class CPUSet:
         while mask:
             gap = (mask & -mask).bit_length() - 1
             mask, base = mask >> gap, base + gap
-            run = (~mask & (mask + 1)).bit_length() - 1  # trailing ones
+            run = (~mask & (mask + 1)).bit_length() - 1  # number of trailing ones of the mask
             yield base, base + run - 1
             mask, base = mask >> run, base + run
 

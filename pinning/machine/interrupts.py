@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet
 
-LEAST_OTHERS: Final = 2  # online CPUs for interrupts; the vectors of a single one can run out
+LEAST_OTHERS: Final = 2  # online CPUs left for interrupts; the vectors of a single one can run out
 
 
 class Stay(NamedTuple):
     """Quiet CPUs on which one interrupt is allowed by an `irq-policy`."""
 
     may: CPUSet = EMPTY
-    home: CPUSet = EMPTY  # subset of `may` to which it is confined; empty: it may fire elsewhere too
+    home: CPUSet = EMPTY  # CPUs of `may` on which alone it fires; empty: it may fire on other CPUs too
 
     def allowed(self, cpus: CPUSet) -> Stay:
         """Return a copy that allows further CPUs."""
@@ -67,16 +67,16 @@ class Taken(NamedTuple):
     """An interrupt whose affinity the agent changed."""
 
     original: CPUSet
-    wrote: tuple[CPUSet, ...]  # newest last; an agent that was killed may have written the last one or not
-    name: str = ""  # of its actions, because numbers are reused
+    wrote: tuple[CPUSet, ...]  # newest last; a killed agent may have recorded the last one without writing it
+    name: str = ""  # names of the actions of the interrupt, because numbers are reused
 
 
 class Decision(NamedTuple):
     """A decision about one interrupt: the record is saved, then the affinity is written."""
 
-    taken: Taken | None  # None: nothing has to be restored, once the write is done
-    write: CPUSet | None = None  # None: its affinity stays
-    is_foreign: bool = False  # another program moved it back to quiet CPUs since it was read last
+    taken: Taken | None  # the record to save; None: nothing has to be restored after the write
+    write: CPUSet | None = None  # affinity to write; None: it stays
+    is_foreign: bool = False  # another program moved the interrupt back to quiet CPUs since the last reading
 
 
 def hindrance(quiet: Quiet) -> str:
@@ -123,7 +123,7 @@ def decide(
     is_foreign = not is_ours and proven is not None and not quiet.is_kept_by(now)
     wanted = away(original, quiet, near)
     if wanted.isdisjoint(quiet.online) and not now.isdisjoint(quiet.online):
-        wanted = away(now, quiet, near)  # the kernel accepts no affinity without an online CPU
+        wanted = away(now, quiet, near)  # the kernel refuses an affinity without an online CPU
     if wanted == original:
         return Decision(None, None if now == original else original, is_foreign)
     ours = taken if is_ours else None

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 COMMAND: Final = "LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE"
-# e.g. "l1d:l1i:l2:l3", depending on the machine
+# Heading of the column of cache ids, for example "l1d:l1i:l2:l3", depending on the machine.
 _CACHE_COLUMN = re.compile(r"l[0-9]+[di]?(?:[^a-z0-9]l[0-9]+[di]?)*")
-_NUMBER = re.compile(r"[0-9]{1,10}")  # firmware uses any 32-bit number for a socket
+_NUMBER = re.compile(r"[0-9]{1,10}")  # firmware uses any 32-bit number as id of a socket
 _BARE_DASH = re.compile(r"(:\s*)-(?=\s*[,}])")
 _ABSENT: Final = (None, "", "-")
 _ONLINE: Final = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}

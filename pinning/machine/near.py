@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 
-MOST_NAMED: Final = 3  # resources in a message
+MOST_NAMED: Final = 3  # resources that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Device:
 
     resource: str
     nodes: CPUSet
-    address: str = ""  # on the PCI bus; empty: not known, or it has none
+    address: str = ""  # address on the PCI bus; empty: not known, or it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class DeviceKind:
     resource: str
     count: int
     nodes: CPUSet  # the NUMA nodes that the kubelet names; empty: not known
-    near: bool | None = None  # None: not known
+    near: bool | None = None  # whether the container runs near all of them; None: not known
 
 
 def device_kinds(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     Kinds = Mapping[str, Mapping[CPUSet, int]]
 
-MOST_NODES: Final = 64  # the kubelet itself has a topology manager up to 8 nodes by default
+# NUMA nodes for which CPUs beside devices are counted; the kubelet allows 8 by default.
+MOST_NODES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class FreeDevices:
 
     # Number of devices of each resource, by the NUMA nodes that the kubelet names; no nodes if not known.
     kinds: Kinds = field(default_factory=lambda: MappingProxyType({}))
-    ignored: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
+    # Patterns of resource names whose devices do not decide where containers run.
+    ignored: tuple[str, ...] = ()
     # The topology manager of the kubelet takes the lowest NUMA node that has all devices of a container.
     is_lowest_first: bool = False
 

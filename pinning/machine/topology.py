@@ -59,7 +59,8 @@ class Topology:
     cores: tuple[Core, ...]
     online: CPUSet
     isolated: CPUSet = EMPTY  # excluded from the kernel's scheduler domains (isolcpus)
-    known_memory_nodes: CPUSet | None = None  # NUMA nodes with memory; None if the reader cannot know
+    # NUMA nodes with memory; None: the source of the topology does not show them.
+    known_memory_nodes: CPUSet | None = None
     # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
     # The kernel's distance from each NUMA node to each, itself included; empty if not known. It names no machine.
@@ -76,7 +77,7 @@ class Topology:
 
     @cached_property
     def cpus(self) -> CPUSet:
-        """Every known CPU, online or not."""
+        """All known CPUs, online or not."""
         return union(core.cpus for core in self.cores)
 
     @cached_property
@@ -332,7 +333,7 @@ def distances_of(rows: Mapping[int, str]) -> dict[int, dict[int, int]]:
     return {node: dict(zip(nodes, map(int, columns[node]), strict=True)) for node in nodes}
 
 
-_DISTANCE: Final = re.compile("[0-9]{1,3}", re.ASCII)  # the kernel keeps a byte
+_DISTANCE: Final = re.compile("[0-9]{1,3}", re.ASCII)  # the kernel keeps one byte
 _PLACES: Final = ("packages", "numaNodes", "uncoreCaches", "l2Caches")
 
 

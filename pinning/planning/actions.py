@@ -41,15 +41,16 @@ class Action:
     """One cpuset to write, or the affinity masks of a sandbox's threads; never empty."""
 
     kind: Kind
-    container_id: str  # a container's id, or a sandbox's
-    owner: Owner  # for a sandbox: its pod, with an empty container name
+    container_id: str  # id of a container or of a sandbox
+    owner: Owner  # of a sandbox: its pod, with an empty container name
     cpus: CPUSet
     # Positions of the earlier actions that vacate its CPUs; one tuple for all containers that gain the same CPUs.
     after: tuple[int, ...] = ()
     follows: tuple[int, ...] = ()  # position of the previous action of the same container, if it has one
-    vacates: CPUSet = EMPTY  # CPUs still in use until this is done: new containers must not get them
+    vacates: CPUSet = EMPTY  # CPUs in use until this action is done, which new containers must not get
     threads: SandboxSet | None = None  # for a sandbox: the CPUs of each kind of thread
-    home: CPUSet = EMPTY  # where tasks stay that its application did not move, if it uses pools
+    # CPUs of tasks that the application does not place itself; empty: the container uses no pools.
+    home: CPUSet = EMPTY
 
     @property
     def waits_for(self) -> tuple[int, ...]:
@@ -68,7 +69,7 @@ class _Writer(NamedTuple):
     held: CPUSet  # CPUs it held before this plan
     charged: CPUSet  # CPUs that others must avoid until it has moved
     must_wait: bool
-    sandbox: SandboxSet | None = None  # None for a container
+    sandbox: SandboxSet | None = None  # CPUs of a sandbox's threads; None: this is a container
 
     @property
     def stays_charged(self) -> CPUSet:
@@ -95,7 +96,7 @@ class _Leavers:
         self._open = _after_shrinks(writes) if later is None else later
 
     def without(self, writer: _Writer) -> _Leavers:
-        """Return those of other containers."""
+        """Return the writes of other containers than this writer's."""
         return _Leavers(_of_others(self.writes, writer), _of_others(self._open, writer))
 
     def are_in(self, ready: set[_Write]) -> bool:
@@ -117,9 +118,9 @@ class _Write:
     kind: Kind
     writer: _Writer
     cpus: CPUSet
-    leaves: int = 0  # CPUs that the container no longer uses once this is written
-    needs: int = 0  # CPUs that all others must have left before
-    home: CPUSet = EMPTY  # CPUs for the unmoved tasks of a container that also uses pools
+    leaves: int = 0  # bitmask of CPUs that the container no longer uses once this is written
+    needs: int = 0  # bitmask of CPUs that all others must have left before
+    home: CPUSet = EMPTY  # CPUs of tasks that the application does not place itself; empty: it uses no pools
     leavers: _Leavers = field(default_factory=lambda: _NO_LEAVERS)
     previous: _Write | None = None  # earlier write of the same container
 
@@ -144,7 +145,7 @@ def _after_shrinks(writes: list[_Write]) -> list[_Write]:
     return [write for write in writes if write.kind is not Kind.SHRINK]
 
 
-_NO_LEAVERS: Final[_Leavers] = _Leavers([])  # of writes that wait for no CPUs
+_NO_LEAVERS: Final[_Leavers] = _Leavers([])  # for writes that wait for no CPUs
 
 
 def plan_actions(
@@ -178,7 +179,7 @@ def _on_host(observed: Observed, before: Ledger, run_sets: RunSets) -> tuple[lis
     writers, occupied = [], 0
     is_kept = before is run_sets.ledger and not run_sets.starting
     for seen in observed.live_on_host:
-        current = seen.cpus or run_sets.sets.universe  # an unreadable cpuset may contain any CPU
+        current = seen.cpus or run_sets.sets.universe  # a cpuset that cannot be read may contain any CPU
         had = run_sets.part(seen.owner) if is_kept else part_of(before, seen.owner)
         if had:
             occupied |= current.mask & had.cpus.mask
@@ -203,7 +204,7 @@ def _container(
         current,
         had.cpus if had else EMPTY,
         current | had.idle if had else current,
-        seen.state is not State.CREATED,  # a created container may start at any moment on its whole cpuset
+        seen.state is not State.CREATED,  # a created container may start at any moment, on its whole cpuset
     )
 
 
@@ -225,7 +226,7 @@ def _sandbox(
         current=current,
         held=union(assignment.cpus for assignment in had),
         charged=charged if seen.is_awaited else EMPTY,
-        must_wait=True,  # its threads run before any of its containers
+        must_wait=True,  # its threads run before any of its containers does
         sandbox=target,
     )
 
@@ -324,7 +325,7 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
 def _link(writes: list[_Write]) -> None:
     """Make each write wait for the writes that leave the CPUs it needs, and for the previous write of its container."""
     leaving: dict[int, list[_Write]] = {}
-    later: dict[int, list[_Write]] = {}  # those that are no shrinks: most plans have few
+    later: dict[int, list[_Write]] = {}  # writes that are no shrinks: most plans have few
     left_by: dict[str, int] = {}
     for write in writes:
         if write.leaves:

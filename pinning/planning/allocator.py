@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
     from pinning.pods.claims import Claim
 
-    Inside = Callable[[CPUSet, Beside, int], Placement]  # a region, and how many CPUs or cores of it
+    Inside = Callable[[CPUSet, Beside, int], Placement]  # chooses in a region so many CPUs or cores
 
 NOT_BESIDE: Final = f"choose device-policy {DevicePolicy.PREFER}"
-_NAMES: Final = {  # of core types, by the topology
+_NAMES: Final = {  # names of core types in the topology
     CoreType.PERFORMANCE: PERFORMANCE,
     CoreType.EFFICIENT: EFFICIENCY,
 }
@@ -71,13 +71,13 @@ def has_same_words(claim: Claim, other: Claim) -> bool:
         and claim.numa is other.numa
         and claim.core_type is other.core_type
         and claim.policy is other.policy
-        and claim.resource == other.resource  # set for CMK claims only
+        and claim.resource == other.resource  # only claims of CMK's resources have one
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """Chooses CPUs on one node."""
+    """Chooses the CPUs of claims on one node."""
 
     sets: NodeSets
     config: NodeConfig
@@ -341,7 +341,8 @@ def _beside_devices(
     named = refused.beside(devices_text(topology, beside.devices))
     most = len(topology.cpus) + 1
     try:
-        inside(region, ANYWHERE, most)  # never fits: how many would is found without choosing them
+        # This many never fit: the error says how many would, without choosing them.
+        inside(region, ANYWHERE, most)
     except NotEnoughCPUs as anywhere:
         most = anywhere.found
     return named.or_else(NOT_BESIDE) if most >= refused.wanted else named

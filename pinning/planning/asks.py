@@ -33,8 +33,8 @@ class Ask(NamedTuple):
     claim: Claim
     owner: Owner
     policies: EffectivePolicies
-    uncounted: str = ""  # what the scheduler does not count of it; empty if it counts all
-    wanted: int = 0  # CPUs that the container asks for if its pod's budget has too few for it; else 0
+    uncounted: str = ""  # the part of the claim that the scheduler does not count; empty: it counts all
+    wanted: int = 0  # CPUs that the container asks for, if its pod's budget has too few for it; otherwise 0
 
     @property
     def is_part(self) -> bool:

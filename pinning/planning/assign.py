@@ -164,7 +164,7 @@ class Assigner:
     def _shrunk(self, ask: Ask, held: Assignment) -> Assignment:
         try:
             return _resized(self.draft, held, self.draft.free_for(held))
-        except NotEnoughCPUs as problem:  # the machine has changed since the CPUs were given
+        except NotEnoughCPUs as problem:  # the machine has changed since the container got its CPUs
             self._refused.of_policy(ask, held, str(problem))
             return held
 
@@ -257,7 +257,7 @@ class Assigner:
 
     def _start(self, ask: Ask) -> None:
         if ask.owner in self.claims.held_back:
-            return  # a pass follows once its ResourceClaims are known to be its own, or not to be for CPUs
+            return  # a pass follows once its ResourceClaims are known to be reserved for it, or not for CPUs
         if ask.uncounted and self._refuses_uncounted:
             self._refused.at_start(ask, Reason.UNCOUNTED, ask.uncounted)
             return

@@ -52,7 +52,7 @@ class _User(NamedTuple):
 
     pod: SeenPod
     use: ClaimUse
-    requests: tuple[tuple[DeviceClaim, str], ...]  # each claim with the request that it names
+    requests: tuple[tuple[DeviceClaim, str], ...]  # each claim that it names, with the request of the claim
 
 
 class ClaimPlanner:
@@ -62,7 +62,7 @@ class ClaimPlanner:
         self._draft = draft
         self._over = frozenset(uid for uid, grant in draft.ledger.claims.items() if self._is_over(uid, grant))
         self._claims = known_claims(draft.observed, draft.ledger, self._over)
-        self.refusals: dict[str, str] = {}  # why a claim has no CPUs, by its uid
+        self.refusals: dict[str, str] = {}  # why a claim has no CPUs, by uid of the claim
         self._users = _users(draft.observed, self._claims)
 
     @cached_property

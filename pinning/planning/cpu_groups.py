@@ -15,7 +15,7 @@ from pinning.contract import CPU_GROUP_LABEL
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-KEY: Final = "config.yaml"  # for nodes without a group
+KEY: Final = "config.yaml"  # key of the ConfigMap for nodes without a group
 NO_GROUP: Final = ""
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # the syntax of label values
 
@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # t
 class Waiting(NamedTuple):
     """The reason why an agent does not start with any configuration."""
 
-    reason: str  # the reason of a node condition, in CamelCase
+    reason: str  # reason of the node condition, in CamelCase
     message: str
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pinning.pods.claims import Claim
 
 
-POOL_INDEX: Final = 10_000  # start index of pools: above that of any container
+POOL_INDEX: Final = 10_000  # start index of pools, higher than that of any container
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Assignment:
     cpus: CPUSet
     idle: CPUSet = EMPTY
     core_type: CoreType = CoreType.ANY
-    mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to at its start; empty: not bound
+    mems: CPUSet = EMPTY  # NUMA nodes to which its memory is bound at its start; empty: not bound
     # NUMA nodes near its devices when its CPUs were chosen; empty: none, or not known then.
     homes: CPUSet = EMPTY
     # Uids of the ResourceClaims that hold its CPUs; empty: it holds them itself.
@@ -110,7 +110,7 @@ class Assignment:
     def meets(self, other: Assignment) -> bool:
         """Return whether the two containers must not hold the same CPUs, because they can run at the same time."""
         if not set(self.device_claims).isdisjoint(other.device_claims):
-            return False  # containers of one claim share its CPUs
+            return False  # containers of one ResourceClaim share its CPUs
         if self.owner.pod_uid != other.owner.pod_uid:
             return True
         earlier = min(self, other, key=lambda assignment: assignment.start_index)
@@ -122,10 +122,12 @@ class Ledger:
     """Every assignment of the node. Two ledgers with the same assignments are equal."""
 
     pods: Mapping[str, tuple[Assignment, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    exclusive: CPUSet = EMPTY  # owned or idle, by containers and claims
+    exclusive: CPUSet = EMPTY  # CPUs that containers and claims own, or that idle for them
     share: CPUSet = EMPTY
-    pools: Mapping[str, Assignment] = field(default_factory=lambda: MappingProxyType({}))  # by pod uid
-    claims: Mapping[str, ClaimGrant] = field(default_factory=lambda: MappingProxyType({}))  # by uid
+    # Pools by uid of the pod.
+    pools: Mapping[str, Assignment] = field(default_factory=lambda: MappingProxyType({}))
+    # ResourceClaims with CPUs, by uid.
+    claims: Mapping[str, ClaimGrant] = field(default_factory=lambda: MappingProxyType({}))
 
     def __iter__(self) -> Iterator[Assignment]:
         """Yield the assignments of containers by pod uid and start order."""
@@ -149,7 +151,7 @@ class Ledger:
 
     @property
     def uids(self) -> frozenset[str]:
-        """Pods that hold CPUs."""
+        """Uids of the pods that hold CPUs."""
         return frozenset(self.pods.keys() | self.pools.keys())
 
     def of_pod(self, uid: str) -> tuple[Assignment, ...]:

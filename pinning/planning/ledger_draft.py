@@ -82,7 +82,7 @@ class LedgerDraft:
         """
         if self.adopt(choose(free)):
             return True
-        shared = self.sets.shared(self.ledger)  # not empty, because `follow_machine` ran before
+        shared = self.sets.shared(self.ledger)  # not empty, because `follow_machine` has run before
         try:
             return self.adopt(choose(free - CPUSet([max(shared)])))
         except NotEnoughCPUs:
@@ -113,7 +113,7 @@ def follow_machine(draft: LedgerDraft) -> None:
 def _is_touched(assignment: Assignment, draft: LedgerDraft, usable: CPUSet) -> bool:
     """Return whether a container lost CPUs, or siblings of its cores came back online."""
     if assignment.device_claims:
-        return False  # its claims keep their CPUs, and `ClaimPlanner` leaves offline ones out
+        return False  # its claims keep their CPUs, and `ClaimPlanner` leaves out the offline ones
     footprint = assignment.footprint
     whole = draft.sets.topology.siblings_of(footprint) & usable if assignment.owns_cores else footprint
     return not (footprint <= usable and whole <= footprint)
@@ -171,7 +171,7 @@ def _replace_lost(before: Assignment, draft: LedgerDraft) -> None:
     beside = draft.beside(before.owner, before.claim)
     if beside.unknown or (left and shortage(draft.sets, left) <= 0):
         return
-    lost = before.cpus - draft.sets.universe  # replacements are searched near these
+    lost = before.cpus - draft.sets.universe  # replacements are chosen near the CPUs that went offline
     had = Placement(lost | (left.cpus if left else EMPTY), left.idle if left else EMPTY)
     policies = EffectivePolicies.of_assignment(before)
 

@@ -34,7 +34,7 @@ def bind_memory(draft: LedgerDraft) -> Iterator[Refusal]:
     concerned = [it for it in draft.ledger.parts if it.claim.numa_memory is not None or it.mems]
     for assignment in concerned:
         if not assignment.cpus:
-            continue  # the empty pool of a pod
+            continue  # the pool of a pod may have no CPUs
         asks = asks_for_memory(assignment)
         mems = memory_nodes(assignment, draft.sets.topology) if asks and not is_by_kubelet else EMPTY
         if mems != assignment.mems:

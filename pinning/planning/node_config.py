@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=StrEnum)
 DYNAMIC = "dynamic"
 AUTO = "auto"
-_NAMESPACES: Final = re.compile(r"[-a-z0-9*?\[\]!]{1,63}")  # a name or a glob
+_NAMESPACES: Final = re.compile(r"[-a-z0-9*?\[\]!]{1,63}")  # name of a namespace, or a glob
 
 
 class UncountedClaims(StrEnum):
     """The treatment of claims whose cores the scheduler does not count."""
 
     REPORT = "report"
-    REFUSE = "refuse"  # new claims get no CPUs
+    REFUSE = "refuse"  # new claims whose cores are not counted get no CPUs
 
 
 class Irqbalance(StrEnum):
     """Whether irqbalance is asked to keep off quiet CPUs."""
 
     TELL = "tell"
-    IGNORE = "ignore"  # its own configuration bans them
+    IGNORE = "ignore"  # irqbalance's own configuration bans quiet CPUs
 
 
 class Quota(StrEnum):
     """The treatment of the CFS quota of an exclusive container."""
 
-    AUTO = "auto"  # unset where the container owns no more CPUs than its limit
+    AUTO = "auto"  # unset if the container owns no more CPUs than its limit
     KEEP = "keep"
     UNSET = "unset"
 
@@ -64,9 +64,10 @@ class Quota(StrEnum):
 class ExecAffinity(StrEnum):
     """CPUs of processes that enter an exclusive container by exec."""
 
-    NONE = "none"  # the container's CPUs
-    LAST = "last"  # on its highest own CPU
-    SHARED = "shared"  # on the shared set if the container may use it, otherwise as `last`
+    NONE = "none"  # such processes stay on the container's CPUs
+    LAST = "last"  # such processes run on the container's highest own CPU
+    # Such processes run on the shared set if the container may use it, otherwise as with `last`.
+    SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class StaticPools:
 class NodeConfig:
     """The configuration of one node's CPUs."""
 
-    reserved: CPUSet | None = None  # None: `default_reserve` of `node_sets`
+    reserved: CPUSet | None = None  # None: as `default_reserve` of `node_sets` chooses
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
     strict_reserved: bool | None = (
         None  # no container runs on reserved CPUs; None: false, or as the kubelet says
@@ -92,7 +93,8 @@ class NodeConfig:
     system_namespaces: tuple[str, ...] = ()  # globs: their containers run on the reserved CPUs
     sort: Sort = "packed"
     distribute: bool = False
-    align_uncore: bool | None = None  # None: where the machine has even caches
+    # None: claims are aligned where all last-level caches of the machine have as many cores.
+    align_uncore: bool | None = None
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     core_type: CoreType = CoreType.ANY
@@ -100,18 +102,21 @@ class NodeConfig:
     near_ignore: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
     quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
-    exec_affinity: ExecAffinity | None = None  # None: `shared` under `quiet` with shared CPUs, else `none`
+    # None: `shared` for containers under `quiet` with shared CPUs, `none` for others.
+    exec_affinity: ExecAffinity | None = None
     strict_threads: bool = False  # owners of exclusive cores never get pool CPUs, even through `cmk isolate`
-    counted_claims: frozenset[SMTPolicy] = frozenset()  # whose whole cores the scheduler counts
+    counted_claims: frozenset[SMTPolicy] = frozenset()  # policies whose whole cores the scheduler counts
     uncounted_claims: UncountedClaims = UncountedClaims.REPORT
     observe: bool = False
     pools: StaticPools | None = None  # None: every allocatable core can be exclusive
-    noise_limits: tuple[tuple[NoiseKind, float], ...] = ()  # per second; one without a limit is not reported
+    # Limits per second; a kind without a limit is not reported.
+    noise_limits: tuple[tuple[NoiseKind, float], ...] = ()
     quiet_interrupts: bool = False  # keep interrupts off the CPUs of containers under `quiet`
     quiet_workqueues: bool = False  # keep unbound workqueues off these CPUs
     quiet_latency: int | None = None  # longest wakeup latency of these CPUs in microseconds; None: unchanged
-    manages_irqbalance: bool = True  # send its bans over the socket; False: the operator has configured it
-    kubelet_binds_memory: bool = False  # detected by the agent: the kubelet's Memory Manager policy is Static
+    # Send bans to irqbalance over its socket; False: the operator has configured them.
+    manages_irqbalance: bool = True
+    kubelet_binds_memory: bool = False  # found by the agent: the kubelet's Memory Manager policy is Static
 
     @property
     def keeps_quiet(self) -> bool:
@@ -146,7 +151,7 @@ KEYS = (
 QUIET_KEYS = ("interrupts", "workqueues", "irqbalance", "powerLatency")
 OFF: Final = "off"
 MOST_LATENCY: Final = 10**6  # microseconds; no idle state takes a second to leave
-MOST_RATE: Final = 10**9  # in a second
+MOST_RATE: Final = 10**9  # highest noise limit per second
 POOL_KEYS = ("exclusive_cores", "shared_cores", "exclusive_non_isolcpus", "exclusive_mode", "shared_mode")
 
 
@@ -275,7 +280,7 @@ class _Keys:
         return BadContract(f"{self.prefix}{key}: {self.value(key)!r} is not allowed: write {expected}")
 
     def word(self, key: str, default: Word) -> Word:
-        """Return a member of an enumeration."""
+        """Return the value of a key as a member of the enumeration of its default."""
         value = self.value(key)
         if value is None:
             return default
@@ -292,11 +297,11 @@ class _Keys:
         return "spread" if value == "spread" else "packed"
 
     def flag(self, key: str) -> bool:
-        """Return a boolean, false when absent."""
+        """Return the boolean of a key; False if the key is absent."""
         return bool(self.optional_flag(key))
 
     def optional_flag(self, key: str) -> bool | None:
-        """Return a boolean, None when absent."""
+        """Return the boolean of a key; None if the key is absent."""
         value = self.value(key)
         if value is not None and not isinstance(value, bool):
             raise self.bad(key, "true or false")
@@ -330,7 +335,7 @@ class _Keys:
         return value
 
     def rate(self, key: str) -> float:
-        """Return a number in a second."""
+        """Return the noise limit of a key, a number per second."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_RATE:
             raise self.bad(key, f"a number in a second from 0 to {MOST_RATE}")

@@ -30,8 +30,8 @@ class Pools:
 
     exclusive: CPUSet
     non_isolcpus: CPUSet
-    set_aside: CPUSet = EMPTY  # CMK's `shared` pool: only for containers that ask for it
-    is_static: bool = False  # only claims run in the exclusive pools, which otherwise stay idle
+    set_aside: CPUSet = EMPTY  # cores of CMK's pool `shared`, only for containers that ask for it
+    is_static: bool = False  # the pools have fixed sizes; free CPUs of the exclusive pools stay idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class NodeSets:
     pools: Pools
     reserve_source: ReserveSource = ReserveSource.DEFAULT
     is_strict: bool = False  # no container runs on the reserved CPUs
-    align_uncore: bool = False  # claims keep to one last-level cache where one has room
-    system_namespaces: tuple[str, ...] = ()  # globs: their containers run on the reserved CPUs
+    align_uncore: bool = False  # a claim gets CPUs of one last-level cache, if one has enough free
+    system_namespaces: tuple[str, ...] = ()  # globs of namespaces whose containers run on the reserved CPUs
 
     @property
     def allocatable(self) -> CPUSet:

@@ -34,8 +34,8 @@ class Keep(NamedTuple):
     globs: tuple[str, ...] = ()
     devices: tuple[
         Device, ...
-    ] = ()  # whose interrupts fire on these CPUs; those without an address have none
-    without: str = ""  # why no devices are known, if their interrupts must stay
+    ] = ()  # devices whose interrupts fire on these CPUs; one without an address has none
+    without: str = ""  # why no devices are known, though their interrupts must stay; empty: they are known
 
 
 def quiet_sharers(ledger: Iterable[Assignment]) -> frozenset[Owner]:
@@ -60,7 +60,7 @@ def _keep(assignment: Assignment, observed: Observed) -> Keep:
     keep = Keep(owner, assignment.cpus, globs)
     if IrqWord.DEVICES not in claim.irq:
         return keep
-    # Of a pool those of its containers that ask for it: not those of containers of the pod that hold CPUs themselves.
+    # In a pool only devices of containers that ask for it count, not those of containers with CPUs of their own.
     users = _device_users(claim.pool) if claim.pool else (owner.container,)
     owners = [owner._replace(container=name) for name in users]
     if unknown := next(filter(None, (observed.why_unknown(it, claim.role) for it in owners)), ""):

@@ -63,7 +63,7 @@ class State(StrEnum):
 class SeenPod:
     """A pod of the API with its claims."""
 
-    uid: str  # the uid that the runtime knows: of a static pod not that of its mirror
+    uid: str  # the uid that the runtime knows; of a static pod it differs from that of its mirror
     namespace: str
     name: str
     created: str  # RFC 3339 with seconds in UTC, so that texts sort as times do
@@ -71,16 +71,19 @@ class SeenPod:
     start_order: tuple[str, ...]  # names of its containers in start order; empty if there are too many
     is_final: bool = False  # the phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
-    runtime_class: str = ""  # set by the user, defined by an administrator; its handler is not known here
+    # Set by the user, defined by an administrator; the handler behind it is not known here.
+    runtime_class: str = ""
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
-    counts: tuple[Count, ...] = ()  # what the scheduler counts for its whole-core claims
+    counts: tuple[Count, ...] = ()  # counts for its whole-core claims, which the scheduler reads
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
-    device_containers: frozenset[str] = frozenset()  # whose limits name devices, without ordinary init ones
+    # Containers whose limits name devices, without ordinary init containers.
+    device_containers: frozenset[str] = frozenset()
     budget: Budget | None = None
-    claim_uses: tuple[ClaimUse, ...] = ()  # its containers that name ResourceClaims
-    claim_names: frozenset[str] = frozenset()  # its ResourceClaims, also those that no container names
-    said: str = field(default="", compare=False)  # the status annotation that an agent has written
+    claim_uses: tuple[ClaimUse, ...] = ()  # ResourceClaims of each container that names some
+    # Names of its ResourceClaims, also of those that no container names.
+    claim_names: frozenset[str] = frozenset()
+    said: str = field(default="", compare=False)  # the status annotation that it has
 
     @classmethod
     def of(cls, pod: Pod, uid: str | None = None) -> SeenPod:
@@ -152,7 +155,7 @@ class SeenContainer:
     """A container of the runtime; `cpus` is its cpuset read back from the kernel, empty if it was not read."""
 
     id: str
-    owner: Owner  # the pod and container name, whichever restart this is
+    owner: Owner  # pod and container name, the same after each restart
     state: State
     cpus: CPUSet
     sandbox: str = ""  # id of the virtual machine that it runs in (Kata); empty: it runs on the host
@@ -160,7 +163,7 @@ class SeenContainer:
         EMPTY  # CPUs its tasks were put on, if it runs on more than it owns; empty: not put anywhere yet
     )
     starts_at_home: bool = False  # its first process is moved to its own CPUs before it runs
-    namespace: str = ""  # its pod's, as the runtime knows it
+    namespace: str = ""  # namespace of its pod, as the runtime knows it
     is_divisible: bool = (
         True  # false: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs
     )
@@ -170,7 +173,7 @@ class SeenContainer:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the container runs."""
         return self.state is State.RUNNING
 
     @property
@@ -188,32 +191,34 @@ class SeenSandbox:
 
     id: str
     pod_uid: str
-    cpus: CPUSet  # of all threads together
-    vcpus: CPUSet = EMPTY  # of its vCPU threads alone; empty if they cannot be identified
-    sent: tuple[CPUSet, ...] = ()  # last cpuset accepted by the runtime per live container; () if none
-    is_movable: bool = True  # false: neither its threads nor the runtime can be reached
-    is_awaited: bool = True  # false: the wait budget for it is spent, others no longer wait for its CPUs
+    cpus: CPUSet  # CPUs of all threads together
+    vcpus: CPUSet = EMPTY  # CPUs of its vCPU threads alone; empty: these cannot be identified
+    # Cpuset that the runtime accepted last for each live container; (): for none.
+    sent: tuple[CPUSet, ...] = ()
+    is_movable: bool = True  # False: neither its threads nor the runtime can be reached
+    is_awaited: bool = True  # False: its wait budget is spent, so others no longer wait for its CPUs
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One node at one moment."""
+    """The pods, containers and CPUs of one node as they were read at one moment."""
 
-    topology: Topology  # online CPUs as of now, and all that were known before
-    universe: CPUSet  # online, within the effective cpuset of the kubelet's pod root
+    topology: Topology  # online CPUs as of now, and all CPUs that were known before
+    universe: CPUSet  # online CPUs within the effective cpuset of the kubelet's pod root
     pods: tuple[SeenPod, ...] = ()
     containers: tuple[SeenContainer, ...] = ()
-    sandboxes: tuple[SeenSandbox, ...] = ()  # with or without containers
+    sandboxes: tuple[SeenSandbox, ...] = ()  # also sandboxes without containers
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
-    holds_starts: bool = False  # containers whose claim must fit and does not are not started
+    holds_starts: bool = False  # containers that must not start unpinned are held back until their claims fit
     # Devices of containers, as far as they are known; of ordinary init containers they never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))  # and why
-    looks_up_claims: bool = False  # `devices` has those of ResourceClaims
+    # Why a container's devices are not known.
+    devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))
+    looks_up_claims: bool = False  # `devices` includes those of ResourceClaims
     # Pools that processes use now, besides those that the containers' pods request.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
-    claims: SeenClaims | None = None  # ResourceClaims; None: the agent is not their driver
+    claims: SeenClaims | None = None  # ResourceClaims of the node; None: the agent is not their driver
 
     @cached_property
     def live(self) -> tuple[SeenContainer, ...]:
@@ -291,12 +296,12 @@ class Observed:
 
     @cached_property
     def live_uids(self) -> frozenset[str]:
-        """Pods with a live container."""
+        """Uids of the pods with a live container."""
         return frozenset(container.owner.pod_uid for container in self.live)
 
     @cached_property
     def running(self) -> frozenset[Owner]:
-        """Running containers."""
+        """Owners of the running containers."""
         return frozenset(container.owner for container in self.live if container.is_running)
 
     @cached_property

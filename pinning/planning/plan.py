@@ -54,9 +54,11 @@ class Plan(NamedTuple):
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
     # Known devices of the containers with CPUs that are placed beside theirs.
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
-    starting: Mapping[str, CPUSet] = NONE_STARTING  # CPUs of init containers that have not ended, by pod
-    waiting_claims: Mapping[str, str] = NONE_WAITING  # why ResourceClaims have no CPUs yet, by uid
-    held_back: frozenset[Owner] = frozenset()  # they must not start before their claims are read
+    # CPUs of init containers that have not ended, by uid of the pod.
+    starting: Mapping[str, CPUSet] = NONE_STARTING
+    # Why a ResourceClaim has no CPUs yet, by uid of the claim.
+    waiting_claims: Mapping[str, str] = NONE_WAITING
+    held_back: frozenset[Owner] = frozenset()  # containers that must not start before their claims are read
 
     @property
     def shared(self) -> CPUSet:
@@ -65,7 +67,7 @@ class Plan(NamedTuple):
 
     @property
     def run_sets(self) -> RunSets:
-        """Planned CPUs of every container."""
+        """The CPUs on which each container must run."""
         return RunSets(self.ledger, self.sets, self.uses, self.undivided, self.system, self.starting)
 
 

@@ -211,7 +211,8 @@ class Regions:
             if held:
                 return EMPTY
             raise
-        shared = self._draft.sets.common - (ledger.exclusive - own)  # with the CPUs of `share` containers
+        # With the CPUs of containers under `share`.
+        shared = self._draft.sets.common - (ledger.exclusive - own)
         if not shared <= chosen:
             return chosen
         with suppress(NotEnoughCPUs):

@@ -50,7 +50,8 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
     for pod in observed.by_age:
         for claim in pod.claims:
             candidates = _candidates(pod, claim, signs)
-            if pod.budget and claim.can_be_slice:  # where several run there, it is the pool
+            # Where several containers run on the same CPUs, these are the pool.
+            if pod.budget and claim.can_be_slice:
                 candidates = (it for it in candidates if not _is_shared_in_pod(it, signs))
             ledger = _first(ledger, candidates, sets)
         if pod.budget:
@@ -59,7 +60,7 @@ def recover(observed: Observed, config: NodeConfig, reported: Mapping[Owner, CPU
 
 
 class _Signs(NamedTuple):
-    """The evidence for assignments."""
+    """Signs of the assignments before the ledger was lost: cpusets, and CPUs published on pods."""
 
     observed: Observed
     config: NodeConfig
@@ -265,7 +266,8 @@ def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
 def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
     """Return whether the count matches and no other container has the same set, or no other overlaps."""
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
-    if candidate.cpus != seen.cpus:  # it runs on more than its own CPUs, which must not overlap others
+    # The container runs on more than its own CPUs, which must not overlap those of others.
+    if candidate.cpus != seen.cpus:
         return shortage(sets, candidate) == 0 and all(
             other.cpus.isdisjoint(candidate.footprint) for other in others
         )

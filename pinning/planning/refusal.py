@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 class Reason(StrEnum):
     """The reason of a refusal in one word, also the label of its metric."""
 
-    INVALID = "Invalid"  # its annotations or resources cannot be read
+    INVALID = "Invalid"  # annotations or resources of the container cannot be read
     NOT_ENOUGH = "NotEnoughCPUs"
-    NOT_NEAR = "NotNear"  # too few CPUs beside its devices, which it requires
-    DEVICES_UNKNOWN = "DevicesUnknown"  # it requires CPUs beside its devices, and these are not known
-    NOT_RESERVED = "ClaimNotReserved"  # a ResourceClaim that it names is not known to be reserved for its pod
+    NOT_NEAR = "NotNear"  # too few CPUs are free near its devices, which its policy requires
+    DEVICES_UNKNOWN = "DevicesUnknown"  # its policy requires CPUs near its devices, and these are not known
+    # It is not known whether a ResourceClaim that it names is reserved for its pod.
+    NOT_RESERVED = "ClaimNotReserved"
     SHARED_EMPTY = "SharedSetWouldBeEmpty"
-    KEEPS_FEWER = "KeepsFewerCPUs"  # it has fewer CPUs than it asks for
-    KEEPS_OLD_POLICY = "KeepsOldPolicy"  # it has CPUs under its previous policy
-    MEMORY_FREE = "MemoryNotBound"  # it has CPUs, and its memory is not bound
+    KEEPS_FEWER = "KeepsFewerCPUs"  # the container has fewer CPUs than it asks for
+    KEEPS_OLD_POLICY = "KeepsOldPolicy"  # the container has CPUs under its previous policy
+    MEMORY_FREE = "MemoryNotBound"  # the container has CPUs, and its memory is not bound
     RUNNING_VM = "RunningVM"
-    UNCOUNTED = "Uncounted"  # the scheduler does not count its cores
-    POOL_EMPTY = "PodPoolEmpty"  # containers of its pod run in the shared set instead of the pod's pool
+    UNCOUNTED = "Uncounted"  # the scheduler does not count the cores of the container
+    POOL_EMPTY = "PodPoolEmpty"  # the pod's containers run in the shared set, because its pool has no CPUs
     OBSERVING = "ObserveMode"
 
 
@@ -32,12 +33,12 @@ class Reason(StrEnum):
 class Refusal:
     """One claim that is not or only partly fulfilled."""
 
-    owner: Owner  # the container name is empty if the whole pod is meant
+    owner: Owner  # an empty container name means the whole pod
     namespace: str
     pod: str
     reason: Reason
     message: str
-    blocks_start: bool = False  # the container may not start unpinned
+    blocks_start: bool = False  # the container must not start unpinned
 
     @property
     def name(self) -> str:

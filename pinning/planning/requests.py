@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import SeenPod
     from pinning.pods.types import Pod
 
-Amount = tuple[str, str]  # of CPU and memory
+Amount = tuple[str, str]  # amounts of CPU and memory
 SIDECAR: Final[Amount] = (SIDECAR_CPU, SIDECAR_MEMORY)
 
 
@@ -118,7 +118,8 @@ def _shared_request(pod: Pod, uid: str, ledger: Ledger) -> Fraction:
     if pool := ledger.pools.get(uid):
         return Fraction(0) if pool.cpus else in_effect(_in_empty_pool(listed, ledger, uid), _cpu)
     pod_level = pod_amounts(pod)
-    if pod_level and "cpu" in pod_level.requests:  # what is left of it after the owners' CPUs is shared
+    # Owners get their CPUs first, the other containers share the rest.
+    if pod_level and "cpu" in pod_level.requests:
         owned = in_effect([member for member in listed if member.name in owners], _cpu)
         return max(Fraction(0), pod_level.requests["cpu"] - owned)
     return in_effect([member for member in listed if member.name not in owners], _cpu)

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from pinning.planning.pod_pools import Part
 
 NO_USES: Final[Mapping[Owner, frozenset[PoolUse]]] = MappingProxyType({})
-ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # the pool that the annotation gives
+ASKED: Final = frozenset({PoolUse(SharedPool.INFRA)})  # the pool that the annotation `shared-cpus` adds
 
 
 class RunSet(NamedTuple):
     """Planned CPUs of one container."""
 
-    own: CPUSet  # CPUs it owns; may be empty
-    others: CPUSet  # pools in use; the shared set for containers that own nothing
-    home: CPUSet = EMPTY  # CPUs of the tasks that were not moved; empty: tasks may run on the whole set
+    own: CPUSet  # CPUs that the container owns; may be empty
+    others: CPUSet  # CPUs of the pools it uses; for containers that own none: the shared set
+    # CPUs of tasks that the application does not place itself; empty: all tasks use the whole set.
+    home: CPUSet = EMPTY
 
     @property
     def cpus(self) -> CPUSet:
@@ -58,8 +59,10 @@ class RunSets:
 
     ledger: Ledger
     sets: NodeSets
-    uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)  # of live wrappers
-    undivided: frozenset[Owner] = frozenset()  # cannot be kept on parts of their CPUs: get no pools
+    # Pools that live wrappers use, by container.
+    uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)
+    # Containers whose tasks cannot be kept on a part of their CPUs: they get no pools.
+    undivided: frozenset[Owner] = frozenset()
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
@@ -159,7 +162,7 @@ class SandboxSet(NamedTuple):
 
     @property
     def vcpus(self) -> CPUSet:
-        """CPUs of its vCPUs."""
+        """CPUs on which the vCPUs must run."""
         return self.own or self.others
 
 

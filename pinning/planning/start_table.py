@@ -40,9 +40,9 @@ CLAIMS_UNREAD: Final = "corepin's agent has not read yet which CPUs the containe
 class Start(NamedTuple):
     """CPUs, memory nodes and home of a container from its first instruction on."""
 
-    cpus: CPUSet  # never empty; more than it owns if its first process is moved to its own CPUs
-    own: CPUSet = EMPTY  # the CPUs it owns; empty: it runs in the shared set
-    mems: CPUSet = EMPTY  # NUMA nodes its memory is bound to; empty: not bound
+    cpus: CPUSet  # never empty; more than `own` if the agent moves its first process to its own CPUs
+    own: CPUSet = EMPTY  # CPUs that the container owns; empty: it runs in the shared set
+    mems: CPUSet = EMPTY  # NUMA nodes to which its memory is bound; empty: not bound
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,22 @@ class StartTable:
     """Answers for containers that are created now; the cost of an answer does not depend on the node's size."""
 
     ledger: Ledger
-    shared: CPUSet  # the shared set: CMK's `infra` pool
+    shared: CPUSet  # the shared set, which is also CMK's pool `infra`
     sets: NodeSets
-    cmk_shared: CPUSet  # CMK's `shared` pool if there is one, else the shared set
-    known: frozenset[str]  # runtime uids of pods that the API has shown or that hold CPUs
+    cmk_shared: CPUSet  # CMK's pool `shared`; without one the shared set
+    known: frozenset[str]  # uids, as the runtime knows them, of pods that the API has shown or that hold CPUs
     seen: Mapping[str, CPUSet]  # cpusets of the containers in the last observation, by id
-    refusals: Mapping[Owner, Refusal]  # of containers that may not start unpinned
-    held_back: frozenset[Owner] = frozenset()  # containers that wait until their claims are read
-    left_alone: frozenset[Owner] = frozenset()  # another program keeps rewriting their cpusets
+    refusals: Mapping[Owner, Refusal]  # refusals of containers that must not start unpinned
+    held_back: frozenset[Owner] = frozenset()  # containers that must not start until their claims are read
+    left_alone: frozenset[Owner] = frozenset()  # containers whose cpusets another program keeps rewriting
     # Pools of containers whose pods ask for them.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
-    busy: CPUSet = EMPTY  # CPUs that containers are still being moved off
+    busy: CPUSet = EMPTY  # CPUs that some containers have still to leave
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
-    is_strict: bool = False  # strict threads: no wrapper gives an owner CPUs of pools
-    claimed: tuple[tuple[str, CPUSet], ...] = ()  # variables of ResourceClaims, and the CPUs of these
+    is_strict: bool = False  # owners never get pool CPUs, even through `cmk isolate` (`strictThreads`)
+    # Variables that CDI files set for ResourceClaims, with the CPUs of these claims.
+    claimed: tuple[tuple[str, CPUSet], ...] = ()
 
     def start(
         self,

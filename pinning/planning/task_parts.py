@@ -13,12 +13,12 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 class Parts(NamedTuple):
     """The CPUs of a container in two parts, or in one if `home` is empty."""
 
-    home: CPUSet  # CPUs of the tasks that were not moved: the container's own, or the shared set
+    home: CPUSet  # CPUs of tasks that the application does not place itself: its own, or the shared set
     others: CPUSet  # pools shared with other containers
 
     @property
     def cpus(self) -> CPUSet:
-        """Both parts together."""
+        """CPUs of both parts together."""
         return self.home | self.others
 
     def within(self, cpus: CPUSet) -> Parts:

@@ -45,15 +45,17 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=str)
 
 _CRANE_FAMILY = CRANE_CPU_MANAGER.partition("/")[0]
-_LONGEST_FAMILY = max(map(len, FAMILIES)) + 1  # with the slash; the part after it may be of any length
+# Length of FAMILY/; the part after the slash may be of any length.
+_LONGEST_FAMILY = max(map(len, FAMILIES)) + 1
 _BEGINNINGS = (*FAMILIES, CRANE_CPU_MANAGER)
 _PLACEMENT: Final = frozenset({SMT_POLICY, NUMA_POLICY, DEVICE_POLICY})
-MOST_POLICIES: Final = 2000  # per pod: each of the 200 containers that may claim CPUs has at most nine
+# Policy annotations of a pod: each of the 200 containers that may claim CPUs has at most nine.
+MOST_POLICIES: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnnotation(Generic[Word]):
-    """One policy annotation."""
+    """One policy annotation of a pod: its key and its parsed value."""
 
     key: str
     value: Word
@@ -95,9 +97,9 @@ class PolicyAnnotations:
     irq: Scoped[IrqPolicy] = Scoped()
     memory: PolicyAnnotation[NUMAMemory] | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # policy keys by family
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)  # keys of policy annotations, by family
     containers: frozenset[str] | None = frozenset()
-    is_crowded: bool = False  # there are more than `MOST_POLICIES`
+    is_crowded: bool = False  # the pod has more than MOST_POLICIES policy annotations
 
     @property
     def causes(self) -> Iterator[Cause]:
@@ -306,7 +308,7 @@ def _annotation(key: str, words: type[Word], annotations: Mapping[str, str]) -> 
 
 def _word(words: type[Word], given: str) -> Word | None:
     if words is not IrqPolicy and len(given) > VALUE:
-        return None  # the error of an enumeration would repeat a value of any length
+        return None  # an enumeration's own error would repeat the value, whatever its length
     try:
         return words(given)
     except ValueError:

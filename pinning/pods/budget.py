@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BUDGET_FIELD: Final = "spec.resources.limits[cpu]"
 _WHOLE_CORES: Final = frozenset({SMTPolicy.REQUIRE, SMTPolicy.ISOLATE})
 _FILLED: Final = "LimitRanger plugin set: "
-# Of an annotation: requests and limits of the 200 containers that a pod with a budget may have.
+# Parts of a LimitRange's annotation: requests and limits of the 200 containers of a pod with a budget.
 _MOST_PARTS: Final = 400
 
 
@@ -36,14 +36,14 @@ class PoolUser(NamedTuple):
     container: str
     start_index: int
     role: Role
-    is_bare: bool = False  # it had no CPU limit when it came to the pool
+    is_bare: bool = False  # it had no CPU limit when it was put into the pool
 
 
 class _Purpose(NamedTuple):
     budget: int
     users: tuple[PoolUser, ...] = ()
-    may_have_others: bool = False  # ResourceClaims may give its containers other CPUs
-    irq_devices: tuple[str, ...] = ()  # its containers whose devices' interrupts stay on its CPUs
+    may_have_others: bool = False  # ResourceClaims may give CPUs to some of the pod's containers
+    irq_devices: tuple[str, ...] = ()  # containers whose devices' interrupts stay on the pool's CPUs
 
 
 class PodPool(_Purpose):

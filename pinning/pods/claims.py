@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 class Origin(StrEnum):
     """The source of a claim in a pod."""
 
-    CMK = "cmk"  # an extended resource of CMK's; the count is physical cores
-    LAUNCHER = "launcher"  # KubeVirt's dedicated CPUs
+    CMK = "cmk"  # an extended resource of CMK; the count is physical cores
+    LAUNCHER = "launcher"  # dedicated CPUs of KubeVirt
     ANNOTATION = "annotation"
     POOL = "pool"  # the part of a pod's budget that its slices leave; the container's name is empty
-    DRA = "dra"  # ResourceClaims; the count is the CPUs of these
+    DRA = "dra"  # ResourceClaims; the count is the sum of their CPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,19 @@ class Claim:
     origin: Origin
     policy: CPUPolicy  # exclusive or share, never none
     count: int
-    resource: str | None = None  # the CMK resource, for Origin.CMK
+    resource: str | None = None  # name of CMK's resource, for Origin.CMK
     smt: SMTPolicy | None = None  # None: the node's default
     numa: NUMAPolicy | None = None  # None: the node's default
-    numa_memory: NUMAMemory | None = None  # None: not set; applies only to `single`
-    memory_limit: int = 0  # in bytes, if memory is to be bound
-    shared_cpus: bool = False  # it may also run on the shared set
+    numa_memory: NUMAMemory | None = None  # None: not set; used with `numa-policy: single` only
+    memory_limit: int = 0  # memory limit in bytes if its memory is to be bound, otherwise 0
+    shared_cpus: bool = False  # the container may also run on the shared set
     core_type: CoreType | None = None  # None: the node's default
     quota: QuotaPolicy | None = None  # None: the node's default
-    crio_disables_quota: bool = False  # CRI-O's annotation, which CRI-O itself follows
+    crio_disables_quota: bool = False  # set by an annotation that CRI-O itself follows
     devices: DevicePolicy | None = None  # None: the node's default
-    pool: PodPool | None = None  # what the pool is for, for Origin.POOL
+    pool: PodPool | None = None  # the budget and the containers of the pool, for Origin.POOL
     noise: NoisePolicy | None = None  # None: CRI-O's annotation decides
-    crio_disables_interrupts: bool = False  # CRI-O's annotation, which CRI-O itself follows
+    crio_disables_interrupts: bool = False  # set by an annotation that CRI-O itself follows
     irq: tuple[str, ...] = ()  # globs of interrupts that stay on its CPUs, and `devices`
 
     @property
@@ -120,9 +120,9 @@ class Budget:
     """The budget of a pod. Its slices are claims of the pod; the rest is the pool."""
 
     cpus: int
-    rest: Claim  # of the pool beside the slices, with the policies of the pod
+    rest: Claim  # claim for the part of the budget beside the slices, with the policies of the pod
     claims: tuple[Claim, ...] = ()  # all claims of the pod, in start order
-    slices: tuple[Claim, ...] = ()  # those that are parts of the budget
+    slices: tuple[Claim, ...] = ()  # the claims that are parts of the budget
     # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
     filled: tuple[Claim, ...] = ()
     policies: PolicyAnnotations = field(default=NO_POLICY_ANNOTATIONS, compare=False)
@@ -185,9 +185,9 @@ class _PodLevel(NamedTuple):
     """The pod-level CPUs that are a pod's budget, with the facts for its slices."""
 
     cpus: int
-    members: tuple[Member, ...]  # with corepin's own containers
+    members: tuple[Member, ...]  # containers of the pod, with corepin's own
     filled: tuple[Claim, ...]  # claims of containers whose CPU limit a LimitRange filled in
-    may_have_others: bool  # ResourceClaims may give its containers other CPUs
+    may_have_others: bool  # ResourceClaims may give CPUs to some of its containers
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,14 @@ class PodClaims:
     """The claims of a pod, with lazily computed budget, causes and warnings."""
 
     claims: tuple[Claim, ...]
-    members: tuple[Member, ...]  # with the CPUs that the kubelet allocated; without corepin's own
+    members: tuple[Member, ...]  # containers with the CPUs that the kubelet allocated, without corepin's own
     policies: PolicyAnnotations
     # Claims above the size of any machine: refused, and ignored by the agent.
     beyond: tuple[tuple[Member, Claim], ...] = ()
-    crowd: tuple[Cause, ...] = ()  # the reason why the rest of the pod was not read
-    machine: str = ""  # why processes in the pod cannot move threads between CPUs; or empty
-    unbudgeted: tuple[Cause, ...] = ()  # the warning that pod-level CPU is no budget
-    pod_level: _PodLevel | None = None  # None: it has no budget
+    crowd: tuple[Cause, ...] = ()  # the reason why the other containers of the pod were not read
+    machine: str = ""  # why processes in the pod cannot move threads between CPUs; empty: they can
+    unbudgeted: tuple[Cause, ...] = ()  # the warning that pod-level CPUs are no budget
+    pod_level: _PodLevel | None = None  # None: the pod has no budget
 
     @lazy
     def budget(self: Any) -> Budget | None:

@@ -27,8 +27,8 @@ RESOURCES: Final = {SMTPolicy.ISOLATE: ISOLATED_CORES, SMTPolicy.REQUIRE: WHOLE_
 class Count(NamedTuple):
     """Amount of an extended resource that a container requests, or all lasting containers of a pod with a budget."""
 
-    container: str  # empty: the pod with a budget
-    amount: int  # 0: it requests none
+    container: str  # name of the container; empty: all lasting containers of a pod with a budget
+    amount: int  # requested amount; 0: it requests none
     smt: SMTPolicy  # the policy that the resource counts
 
 

@@ -12,7 +12,7 @@ from pinning.pods.resources import CORE_RESOURCES, members
 if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
-MOST_CONTAINERS: Final = 200  # per pod that claims CPUs: the agent keeps a kilobyte for each
+MOST_CONTAINERS: Final = 200  # containers of a pod that claims CPUs: the agent keeps a kilobyte for each
 
 
 def count_containers(pod: Pod) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member, Role
     from pinning.pods.types import Pod
 
-MOST_CLAIMS: Final = 32  # of a pod, and of a container: further ones are not read
+MOST_CLAIMS: Final = 32  # claims read of a pod, and of one container
 
 
 class NamedRequest(NamedTuple):
@@ -28,7 +28,7 @@ class ClaimUse(NamedTuple):
     container: str
     role: Role
     requests: tuple[NamedRequest, ...]
-    shared_cpus: bool = False  # it may also run on the shared set
+    shared_cpus: bool = False  # the container may also run on the shared set
     quota: QuotaPolicy | None = None
     noise: NoisePolicy | None = None
     irq: tuple[str, ...] = ()  # globs of interrupts that stay on its CPUs, and `devices`

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: its uid in the runtime
-Name = tuple[str, str]  # namespace and name
+CONFIG_HASH = "kubernetes.io/config.hash"  # annotation of a static pod with its uid in the runtime
+Name = tuple[str, str]  # namespace and name of a pod
 UNNAMED: Mapping[str, Name] = MappingProxyType({})
 
 

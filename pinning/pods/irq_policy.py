@@ -13,8 +13,8 @@ from pinning.contract import IrqWord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MOST_GLOBS: Final = 8  # of one annotation
-LONGEST: Final = 96  # characters of one annotation; the agent keeps 100 of any
+MOST_GLOBS: Final = 8  # globs in one annotation
+LONGEST: Final = 96  # characters of one annotation; the agent keeps 100 of any annotation
 # Characters of interrupt names, as drivers choose them, and of globs; a slash is in no name.
 _GLOB: Final = re.compile(r"[A-Za-z0-9_.:@()+#=\[\]!*?-]+( [A-Za-z0-9_.:@()+#=\[\]!*?-]+)*")
 _EXAMPLE: Final = "eth1-rx-*, eth1-tx-*"

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from pinning.pods.resources import Member
 
-MOST_KINDS: Final = 16  # resources of devices of which the CPUs beside them are counted for one container
+MOST_KINDS: Final = 16  # device resources whose near CPUs are counted for one container
 MOST_NEAR: Final = 256  # resources of a node that count CPUs beside devices
-LONGEST_NAME: Final = 63  # what the API server allows after the slash
+LONGEST_NAME: Final = 63  # characters that the API server allows after the slash
 LONGEST_DOMAIN: Final = 253
-_DIGEST: Final = 10  # hexadecimal digits
+_DIGEST: Final = 10  # number of hexadecimal digits
 _WORD: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _RESOURCE: Final = re.compile(
     rf"{_WORD}(\.{_WORD})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{LONGEST_NAME - 2}}}[A-Za-z0-9])?"

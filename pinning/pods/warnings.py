@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
 
 NO_CLAIM: Final = "no container of it claims CPUs"
-# Of a pod with ResourceClaims: true whatever these are for.
+# This text is for pods with ResourceClaims, whatever these are for.
 PLACED_BY_SCHEDULER: Final = (
     "no container of it claims CPUs, other than by ResourceClaims, which the scheduler places"
 )
@@ -120,7 +120,7 @@ class Demand(Protocol):
 
     @property
     def container(self) -> str:
-        """The container's name."""
+        """Name of the container."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class Demand(Protocol):
 
     @property
     def can_be_slice(self) -> bool:
-        """Whether it comes from an annotation."""
+        """Whether the claim comes from an annotation, and so can be a slice of a budget."""
         ...
 
 
@@ -180,7 +180,7 @@ def unbound(
     """Warn about containers to which the memory annotation does not apply."""
     annotation = policies.memory
     if annotation is None or (annotation.value is NUMAMemory.BIND and not policies.names_single):
-        return  # a cause is already about it
+        return  # a refusal already names this annotation
     if not claiming:
         yield _idle(annotation, _no_claim(names_claims(listed)))
     for name in claiming:
