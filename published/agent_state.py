@@ -14,10 +14,10 @@ from published.pod_status import Container, Machine, PodClaim, Pool, Refusal
 class Pod(Part, frozen=True):
     """A pod of the node with all of its containers."""
 
-    uid: str = ""  # as the runtime knows it
+    uid: str = ""  # uid of the pod as the runtime knows it
     namespace: str = ""
     name: str = ""
-    known: bool = msgspec.field(default_factory=bool)  # the API server shows it
+    known: bool = msgspec.field(default_factory=bool)  # whether the API server shows the pod
     refusal: Refusal | None = None
     containers: dict[str, Container] = msgspec.field(default_factory=no_members)
     vm: Machine | None = None
@@ -71,7 +71,7 @@ class QuietPart(Part, frozen=True):
     """Result of one part besides interrupts (workqueues, idle states) for quiet CPUs."""
 
     name: str = ""  # a word of `pinning.contract.QuietWord`, or of a later version
-    reason: str = ""  # why it is not applied; empty: it is
+    reason: str = ""  # why the part is not applied; empty: it is
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
@@ -81,7 +81,7 @@ class KeptInterrupts(Part, frozen=True):
     container: str = ""  # namespace/pod/container, or namespace/pod
     cpus: str = ""
     numbers: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # of the first interrupts, with their numbers
+    names: tuple[str, ...] = ()  # names of the first interrupts, each with its number
     note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
 
 
@@ -89,13 +89,13 @@ class Quiet(Part, frozen=True):
     """Result of keeping interrupts, and the enabled parts, off quiet CPUs."""
 
     cpus: str = ""
-    reason: str = ""  # why they are not kept off; empty: they are
+    reason: str = ""  # why interrupts are not kept off; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
     parts: tuple[QuietPart, ...] = ()
-    is_off: bool = False  # the operator has switched off that interrupts are moved, which `reason` says
-    fully: str | None = None  # CPUs that the parts concern; None: all of `cpus`
+    is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
+    fully: str | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`
     kept: tuple[KeptInterrupts, ...] = ()
 
 
@@ -109,7 +109,7 @@ class AgentSets(Sets, frozen=True, kw_only=True):
 
 
 class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
-    """The state of a node's agent."""
+    """The state of a node's agent, as its local socket serves it."""
 
     NAME: ClassVar = "the agent's state"
     VERSION: ClassVar = 2
@@ -128,13 +128,14 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     start_reason: str = ""
     listing_fault: str = ""
     other_plugins: tuple[str, ...] = ()
-    topology: dict[str, Any]  # `Topology.to_dict`
+    topology: dict[str, Any]  # from `Topology.to_dict`
     sets: AgentSets
     strict_reserved: bool = False
     static_pools: bool = False
     system_namespaces: tuple[str, ...] = ()
-    system_millicores: int = 0  # requested there; in kube-system where the configuration names none
-    ledger: dict[str, Any]  # `ledger_to_dict`
+    # CPU requests in these namespaces; in kube-system if the configuration names none.
+    system_millicores: int = 0
+    ledger: dict[str, Any]  # from `ledger_to_dict`
     pods: tuple[Pod, ...] = ()
     refusals: tuple[NamedRefusal, ...] = ()
     conflicts: tuple[Conflict, ...] = ()

@@ -13,7 +13,7 @@ from pinning.truncate import VALUE, truncate
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 DAMAGE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
-NO_VERSION: Final = 0  # the text has no version
+NO_VERSION: Final = 0  # stands for a text without a version
 
 
 def no_members() -> dict[str, Any]:
@@ -46,7 +46,7 @@ class AnotherVersion(PinningError):
     """A text was written by another version of corepin, or is damaged."""
 
     def __init__(self, name: str, reason: object, version: object = None) -> None:
-        self.version = version  # None: the text is damaged
+        self.version = version  # version that the text states; None: the text is damaged
         self.reason = f"{name} is damaged, or written by another version of corepin ({reason})"
         super().__init__(f"{self.reason}: use the same version")
 

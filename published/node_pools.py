@@ -10,7 +10,7 @@ from published.codec import Part, Published, no_members
 
 
 class Owner(Part, frozen=True):
-    """A holder of CPUs."""
+    """A container, pool or ResourceClaim that holds CPUs."""
 
     policy: str = msgspec.field(default_factory=str)
     cpus: str = msgspec.field(default_factory=str)
@@ -36,7 +36,8 @@ class Hidden(Part, frozen=True):
 class NearCPUs(Part, frozen=True):
     """CPUs beside the devices of one resource."""
 
-    free: int = msgspec.field(default_factory=int)  # beside any device that the kubelet may assign next
+    # Number of free CPUs that are near whichever device the kubelet assigns next.
+    free: int = msgspec.field(default_factory=int)
     # The published count, which includes CPUs that pods hold; None: not known.
     published: int | None = None
 
@@ -54,7 +55,8 @@ class Sets(Published, frozen=True, kw_only=True):
     align_uncore: bool | None = None  # None: an earlier agent did not publish it
     # CPUs beside free devices, by the resource that counts them; empty where they are not counted.
     near_cpus: dict[str, NearCPUs] = msgspec.field(default_factory=dict, name="nearCPUs")
-    more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")  # resources left out
+    # Number of resources that are left out.
+    more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")
 
 
 class Pools(Sets, frozen=True, kw_only=True):
@@ -65,5 +67,5 @@ class Pools(Sets, frozen=True, kw_only=True):
 
     observes: bool = msgspec.field(default_factory=bool)
     owners: dict[str, Owner] = msgspec.field(default_factory=no_members)
-    more_owners: int = 0  # owners left out
+    more_owners: int = 0  # number of owners that are left out
     hidden: Hidden = msgspec.field(default_factory=Hidden)

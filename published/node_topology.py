@@ -14,7 +14,7 @@ VERSION: Final = 1
 
 
 def encode_topology(topology: Topology) -> bytes:
-    """Return the text of a machine."""
+    """Return the annotation's text for the topology of a machine."""
     return msgspec.json.encode({"version": VERSION, **topology.to_dict()})
 
 

@@ -8,31 +8,32 @@ import msgspec
 
 from published.codec import Part, Published, no_items, no_members
 
-POOL_OWNER: Final = "(pool)"  # stands for the pool of a pod where owners are named namespace/pod/container
+POOL_OWNER: Final = "(pool)"  # name for the pool of a pod, where owners are named namespace/pod/container
 MOST_VCPUS: Final = 1024
-POD: Final = "pod"  # the policy of a container in the pool of its pod
-MOST_RESOURCES: Final = 16  # of a container's devices
-MOST_CLAIMS: Final = 4  # of a container; all containers of a pod may name the same ones
+POD: Final = "pod"  # policy of a container that runs in the pool of its pod
+MOST_RESOURCES: Final = 16  # resources listed of a container's devices
+MOST_CLAIMS: Final = 4  # claims listed of a container; all containers of a pod may name the same ones
 
 
 class Affinity(Part, frozen=True):
     """Number of a container's tasks by the CPUs that they may run on."""
 
-    home: int = msgspec.field(default_factory=int)  # its own alone
-    others: int = msgspec.field(default_factory=int)  # the shared ones alone
+    home: int = msgspec.field(default_factory=int)  # number of tasks on its own CPUs only
+    others: int = msgspec.field(default_factory=int)  # number of tasks on the shared CPUs only
     both: int = msgspec.field(default_factory=int)
 
 
 class Applied(Part, frozen=True):
-    """CPUs read back from the kernel."""
+    """The CPUs of a container as the kernel showed them, and when."""
 
     cpus: str = ""
-    time: str = ""  # RFC 3339 in UTC, at which they became so
+    time: str = ""  # when these CPUs were first read back, RFC 3339 in UTC
     path: str = ""
-    window_seconds: float | None = None  # from its start until they were right; None: not known
+    # From the container's start until its CPUs were right; None: not known.
+    window_seconds: float | None = None
     split_seconds: float | None = None
     outside: int = 0  # tasks allowed on other CPUs; this and what follows is on the socket alone
-    narrowed: int = 0  # tasks allowed on fewer CPUs
+    narrowed: int = 0  # tasks that may run on fewer CPUs than the container has
     affinity: Affinity | None = None
 
 
@@ -40,14 +41,14 @@ class Noise(Part, frozen=True):
     """Noise on the CPUs of a container; a count is None if unknown."""
 
     kind: str = ""  # kind of noise above the operator's limit; empty: none
-    since: str = ""  # RFC 3339 in UTC
+    since: str = ""  # when this noise began, RFC 3339 in UTC
     # The counts of these seconds, on the socket alone.
     seconds: float = 0.0
-    interrupts: int | None = None  # of devices
+    interrupts: int | None = None  # number of interrupts of devices
     softirqs: int | None = None
-    wait_seconds: float | None = None  # of its threads on run queues
-    involuntary_switches: int | None = None  # of its threads
-    other_slices: int | None = None  # timeslices of other threads
+    wait_seconds: float | None = None  # time that its threads waited on run queues
+    involuntary_switches: int | None = None  # involuntary context switches of its threads
+    other_slices: int | None = None  # timeslices of other threads on its CPUs
     unknown: tuple[str, ...] = ()
 
 
@@ -55,12 +56,12 @@ class Execs(Part, frozen=True):
     """Processes that entered a container by exec since the agent began to count; on the socket alone."""
 
     count: int = msgspec.field(default_factory=int)
-    placed: int = 0  # processes moved to `cpus`
+    placed: int = 0  # number of processes moved to `cpus`
     cpus: str = ""  # CPUs of moved processes; empty: they stay on the container's CPUs
     seconds: float | None = (
         None  # the longest time from the start of one until it was there; None: none was put there
     )
-    time: str = ""  # of the last one, RFC 3339 in UTC
+    time: str = ""  # when the last process entered, RFC 3339 in UTC
 
 
 class Refusal(Part, frozen=True):
@@ -80,7 +81,7 @@ class GuestPlace(Part, frozen=True):
 
 
 class Machine(Part, frozen=True):
-    """CPUs of a virtual machine's threads."""
+    """The CPUs of each kind of thread of a virtual machine."""
 
     kind: str = msgspec.field(default_factory=str)
     vcpus: Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_VCPUS)] = msgspec.field(
@@ -104,19 +105,20 @@ class Device(Part, frozen=True):
     resource: str = msgspec.field(default_factory=str)
     count: int = msgspec.field(default_factory=int)
     nodes: tuple[int, ...] = msgspec.field(default_factory=no_items)  # NUMA nodes; empty: not known
-    near: bool | None = msgspec.field(default_factory=lambda: None)  # None: not known
+    # Whether the container runs near all of them; None: not known.
+    near: bool | None = msgspec.field(default_factory=lambda: None)
 
 
 class Container(Part, frozen=True):
     """A container that holds CPUs or was refused some; on the socket every container."""
 
-    policy: str = ""  # empty: it holds no CPUs of its own
+    policy: str = ""  # CPU policy; empty: the container holds no CPUs of its own
     smt_policy: str = ""
     numa_policy: str = ""
-    cpus: str = ""  # on the socket without a policy too: the container's CPUs
-    idle: str | None = None  # None: it has no policy
-    numa_nodes: tuple[int, ...] | None = None  # None: it has no policy
-    core_type: str = ""  # empty: of any type
+    cpus: str = ""  # the container's CPUs; on the socket also those of containers without a policy
+    idle: str | None = None  # siblings that idle for it; None: it has no policy
+    numa_nodes: tuple[int, ...] | None = None  # NUMA nodes of its CPUs; None: it has no policy
+    core_type: str = ""  # core type of its CPUs; empty: any type
     shared_cpus: str = ""
     confined_by: str = ""
     cpu_limit: str = ""
@@ -128,40 +130,40 @@ class Container(Part, frozen=True):
     refusal: Refusal | None = None
     drift: bool = False
     devices: tuple[Device, ...] = ()
-    more_devices: int = 0  # resources beside the MOST_RESOURCES of `devices`
+    more_devices: int = 0  # number of device resources above the MOST_RESOURCES of `devices`
     devices_unknown: str = ""  # why its devices are not known
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
-    not_proven: str = ""  # why not all of its tasks were looked at
-    noise: Noise | None = None  # None: nothing to report
+    not_proven: str = ""  # why not all of its tasks were read; empty: they were
+    noise: Noise | None = None  # None: no noise above a limit, or none is counted
     execs: Execs | None = None  # None: no exec was seen
-    not_quiet: str = ""  # why its CPUs are not kept quiet, where its pod asks for that
+    not_quiet: str = ""  # why its CPUs are not kept quiet, if its pod asks for that
     quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
     not_kept: str = ""  # parts of its `irq-policy` that keep no interrupt on its CPUs
     kept: tuple[str, ...] = ()  # on the socket alone: interrupts that may fire on its CPUs, by that policy
-    origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: of anything else
-    claims: tuple[str, ...] = ()  # names of these ResourceClaims, in the namespace of its pod, truncated
-    more_claims: int = 0  # claims beside the MOST_CLAIMS of `claims`
+    origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: it holds them itself
+    claims: tuple[str, ...] = ()  # truncated names of these ResourceClaims, in the namespace of its pod
+    more_claims: int = 0  # number of claims above the MOST_CLAIMS of `claims`
 
 
 class Pool(Part, frozen=True):
     """The pool of a pod: the CPUs of its budget that are not slices of containers."""
 
     budget: int = msgspec.field(default_factory=int)
-    cpus: str = msgspec.field(default_factory=str)  # empty: the slices leave no CPU
+    cpus: str = msgspec.field(default_factory=str)  # empty: the containers own the whole budget
     idle: str = ""
 
 
 class PodClaim(Part, frozen=True):
     """A ResourceClaim of the pod that holds CPUs."""
 
-    name: str = ""  # truncated
-    cpus: int = 0  # their number
+    name: str = ""  # name of the ResourceClaim, truncated
+    cpus: int = 0  # number of CPUs
     asked: int | None = None  # CPUs that its requests name, before they were rounded up; None: not known
     numa_nodes: tuple[int, ...] = ()
     prepared: str = ""  # when the kubelet asked for it, RFC 3339 in UTC; empty: not yet, or not known
-    waits: str = ""  # since when it waits for the kubelet, RFC 3339 in UTC; empty: it does not
-    tries: int = 0  # how often the kubelet was reminded of it since then: it tries again when this changes
+    waits: str = ""  # since when it waits for the kubelet, RFC 3339 in UTC; empty: it does not wait
+    tries: int = 0  # number of reminders to the kubelet since then, which tries again when this changes
 
 
 class PodStatus(Published, frozen=True):
