@@ -31,7 +31,7 @@ OBSERVED: Final[Mapping[str, str]] = {
 
 
 class Metrics:
-    """Every metric of one application."""
+    """The metrics of one webhook application."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -67,7 +67,7 @@ def _value_at(parsed: object, steps: list[str]) -> object:
             value = value[int(step)]
         elif isinstance(value, dict) and step in value:
             value = value[step]
-        else:  # msgspec writes `...` for the key of a free mapping
+        else:  # msgspec writes `...` for a key of a mapping with free keys
             return _NOTHING
     return value
 

@@ -44,12 +44,12 @@ _OWN_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
 
 @dataclass(frozen=True)
 class Mutations:
-    """A validated mutations file."""
+    """A validated mutations file: what the webhook adds to pods."""
 
     per_pod: Fragment
     per_container: Fragment
     service_account: str | None = None
-    host_paths: dict[str, str] = field(default_factory=dict)  # volume name -> host directory
+    host_paths: dict[str, str] = field(default_factory=dict)  # directory of the host, by name of the volume
 
     @cached_property
     def volumes(self) -> frozenset[str]:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from webhook.metrics import NodeMeter
 
-LONGEST_TEXT: Final = 64 * 1024  # the annotation of the largest known machine, 896 CPUs, has 23 kB
-TEXTS_KEPT: Final = 32  # nodes of one kind have the same text
+# Characters of an annotation; that of the largest known machine, with 896 CPUs, has 23 kB.
+LONGEST_TEXT: Final = 64 * 1024
+TEXTS_KEPT: Final = 32  # texts whose shapes are cached: nodes of one kind have the same text
 WHY_LIMIT: Final = 200
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
 class CoreShape(NamedTuple):
     """The figures that decide whether a node could ever hold a claim."""
 
-    threads: int  # of the core with most threads
+    threads: int  # threads of the core that has most of them
     cores: int
 
 
@@ -46,7 +47,7 @@ class NodeShapes:
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
         self._machines: dict[str, CoreShape] = {}
-        self._refused: dict[str, int] = {}  # hash of each node's text, so that each text is logged once
+        self._refused: dict[str, int] = {}  # hash of each node's refused text, so that it is logged once
         self._written = _encode(())
 
     def read(self) -> bytes:
@@ -114,7 +115,8 @@ def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
     first: dict[CoreShape, str] = {}
     for name in sorted(machines):
         first.setdefault(machines[name], name)
-    largest = {machine.threads: machine for machine in sorted(first)}  # by threads, then cores
+    # The largest shape for each number of threads.
+    largest = {machine.threads: machine for machine in sorted(first)}
     return tuple(
         NodeShape(name=f"node {first[machine]}", cores=machine.cores, threads_per_core=threads)
         for threads, machine in reversed(largest.items())

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 USER_AGENT: Final = "corepin-webhook"
 NODES: Final = "/api/v1/nodes"
-PAGE: Final = 100  # about 600 kB, decoded in a millisecond between two reviews
+PAGE: Final = 100  # nodes of one page: about 600 kB, decoded in a millisecond between two reviews
 WATCH_SECONDS: Final = (300, 600)
-LONGEST_LINE: Final = 4 * 2**20  # an object has 3 MB at most
-SHORTEST_WATCH: Final = 10.0  # after a shorter watch the next list is delayed
+LONGEST_LINE: Final = 4 * 2**20  # bytes of one line; an object has 3 MB at most
+SHORTEST_WATCH: Final = 10.0  # duration in seconds; after a shorter watch the next list is delayed
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds between retries
 
 logger = logging.getLogger(__name__)

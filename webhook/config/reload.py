@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from webhook.metrics import ReloadMeter
 
 T = TypeVar("T")
-Contents = tuple[bytes | None, ...]  # of the files in order; None for an optional one that is absent
+# Contents of the files in order; None for an optional file that is absent.
+Contents = tuple[bytes | None, ...]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Source(Protocol):
 
     @property
     def path(self) -> object:
-        """Its name in messages."""
+        """Name of the source in messages."""
         ...
 
     def read(self) -> bytes | None:
@@ -78,11 +79,11 @@ class Watched(Generic[T]):
         self._build = build
         self._meter = meter
         self._serving: Contents = ()
-        self._seen: Contents | str = ()  # last validated contents, or why none could be read
+        self._seen: Contents | str = ()  # last validated contents, or why the files could not be read
         self._revision: Revision[T] | None = None
 
     def current(self) -> Revision[T]:
-        """Return the value in service."""
+        """Return the last valid value of the files, which is in use."""
         if self._revision is None:
             raise RuntimeError(f"{self._name} is not loaded")
         return self._revision
@@ -160,10 +161,10 @@ class Watched(Generic[T]):
 
 
 class Refreshable(Protocol):
-    """Something that can be refreshed periodically."""
+    """A value that is checked for changes from time to time."""
 
     def refresh(self) -> None:
-        """Check for changes."""
+        """Check for changes, and take them over."""
         ...
 
 

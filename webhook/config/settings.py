@@ -17,7 +17,8 @@ from webhook.config.errors import explain
 GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
 KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
 Count = Annotated[int, Meta(ge=1, le=8192)]
-Pattern = Annotated[str, Meta(min_length=1, max_length=317)]  # the longest name of a resource
+# Name of a resource, or a glob; the longest name has 317 characters.
+Pattern = Annotated[str, Meta(min_length=1, max_length=317)]
 
 
 class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", kw_only=True):
@@ -42,10 +43,10 @@ class NodeShape(_Frozen, frozen=True):
     """One kind of node of the cluster, as the checks of `require`, `isolate` and `bind` need it."""
 
     name: str
-    cores: Count  # physical cores
+    cores: Count  # number of physical cores
     threads_per_core: Count = 1
     reserved_cores: Annotated[int, Meta(ge=0)] = 1
-    numa_memory: RawQuantity | None = None  # of its largest NUMA node; None: not checked
+    numa_memory: RawQuantity | None = None  # memory of its largest NUMA node; None: not checked
 
     @property
     def free_cores(self) -> int:
@@ -56,12 +57,13 @@ class NodeShape(_Frozen, frozen=True):
 class KubeVirt(_Frozen, frozen=True):
     """The cluster settings of KubeVirt that its own webhooks read from the KubeVirt CR."""
 
-    service_accounts: tuple[str, ...] = KUBEVIRT_ACCOUNTS  # names, in any namespace
+    service_accounts: tuple[str, ...] = KUBEVIRT_ACCOUNTS  # names of service accounts, in any namespace
     architecture: Literal["amd64", "arm64", "s390x"] = "amd64"
     rollout_strategy: Literal["LiveUpdate", "Stage"] = "LiveUpdate"
     max_cpu_sockets: Count | None = None
     cpu_request: RawQuantity = "100m"
-    even_parity: bool = False  # gate AlignCPUs is on, and the KubeVirt CR has the even-parity annotation
+    # The gate AlignCPUs is on, and the KubeVirt object has the even-parity annotation.
+    even_parity: bool = False
 
 
 class Settings(_Frozen, frozen=True):
@@ -72,7 +74,8 @@ class Settings(_Frozen, frozen=True):
     sidecar_resources: SidecarResources = SidecarResources()
     isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
     whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
-    numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)  # count those of `single`
+    # Count the CPUs of `numa-policy: single` in corepin.io/numa-cpus.
+    numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)
     # count the CPUs that `device-policy: require` takes beside devices, except for resources that match these
     # patterns
     near_cpus: bool = msgspec.field(name="nearCPUs", default=False)
@@ -101,7 +104,7 @@ class Settings(_Frozen, frozen=True):
         return found.pop() if len(found) == 1 else None
 
 
-@lru_cache(maxsize=8)  # called for every review
+@lru_cache(maxsize=8)  # because it is called for every review
 def _words(listed: str) -> frozenset[str]:
     return frozenset(word.strip() for word in listed.split(",") if word.strip())
 

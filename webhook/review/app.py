@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from webhook.config.reload import Revision
 
 FIELDS_LOGGED = 10
-LOGGED_LENGTH = 253  # of names and fields in the log: the longest valid name
+LOGGED_LENGTH = 253  # characters of names and fields in the log: the longest valid name
 LONGEST_TIMEOUT = 30.0  # seconds: the API's maximum of timeoutSeconds
 _TIMEOUT = re.compile(rb"(?:^|&)timeout=([0-9]{1,2})s(?:&|$)")
 JSON = b"application/json"
@@ -197,7 +197,7 @@ class Express(FastAPI):
         self._endpoints: dict[str, ASGIApp] = {}
 
     def add_endpoint(self, path: str, endpoint: ASGIApp) -> None:
-        """Serve reviews at a path."""
+        """Let this application answer the reviews at a path."""
         self.add_route(path, endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
         self._endpoints[path] = endpoint
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 # each with six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB).
 BODY_LIMIT: Final = 20 * MIB
 SMALL_BODY: Final = 256 * 1024  # bytes; smaller bodies have their own budget and never wait for large ones
-UNREAD_BODIES: Final = 3  # of the largest size, arriving or being decided; one peer gets two of them
-UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies arriving at once
+# Bodies of the largest size that arrive or wait for a decision; one peer gets two of them.
+UNREAD_BODIES: Final = 3
+UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies that may arrive at once
 
 
 class Sender(NamedTuple):

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-ROOM: Final = 2**22  # bytes for the answers of one endpoint, about 500 pods with claims
-MOST_KEPT: Final = 2**16  # bytes of one answer; larger ones are rare and decided each time
-EACH: Final = 1024  # bytes of an entry besides its key and texts: Python objects
+ROOM: Final = 2**22  # bytes of all cached answers of one endpoint: those of about 500 pods with claims
+MOST_KEPT: Final = 2**16  # bytes of a cached answer; larger ones are rare, and decided each time
+EACH: Final = 1024  # bytes of an entry besides its key and texts, for Python objects
 
-TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # replaces every name that the API server generates
+TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # stands for every name that the API server generates
 
 _encode = msgspec.msgpack.Encoder().encode
 _new_pods: Final = PartReader(NewPod)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 POD: Final = ("", "Pod")
-MOST_JUDGED: Final = 1000  # containers of a pod; the rules take 50 us for each
+MOST_JUDGED: Final = 1000  # containers of a judged pod; the rules take 50 us for each
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
-JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources
+JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources of pods that are judged
 # The API server accepts no other value from a second call for the same pod: never a number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
 _stored: Final = PartReader(StoredPod)
@@ -184,7 +184,7 @@ def warning_texts(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
 def name_of(request: Request) -> str:
     """Return the name of the object, or its generateName."""
     if request.name:
-        return request.name  # without another pass over the object
+        return request.name  # found without another pass over the object
     prefix = generate_name(request)
     return f"{prefix}..." if prefix else ""
 
@@ -198,7 +198,7 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
     old = _before(lambda: _stored.read(request.oldObject, OLD_OBJECT), Pod())
-    if verdict := _crowded(pod):  # an update adds no containers, but can add the claim
+    if verdict := _crowded(pod):  # an update adds no containers, but it can add a claim
         return verdict if crowded(pod) and not crowded(old) else Verdict()
     return review_changed_pod(old, pod, rules.settings)
 
@@ -241,7 +241,7 @@ def _judge_changed_vmi(rules: Decider, request: Request) -> Verdict:
         return review_hotplugged_vmi(old, _machines.read(request.object))
     try:
         return review_changed_vmi(read_running(request.oldObject, OLD_OBJECT), new)
-    except RecursionError as error:  # from comparing two values at the limit of nesting
+    except RecursionError as error:  # raised by comparing two values at the limit of nesting
         raise malformed(error).under(f"{OBJECT}.spec") from error
 
 
@@ -262,7 +262,7 @@ def _is_unchanged(request: Request) -> bool:
     if path := TEMPLATES.get(_kind(request)):
         return is_unchanged(template_of(old, path), template_of(new, path), _stored)
     kind = KINDS.get(_kind(request))
-    if kind is Kind.VMI:  # all of its spec is immutable
+    if kind is Kind.VMI:  # the whole spec of a VMI is immutable
         return is_unchanged(old, new)
     return is_unchanged(old, new, _machines if kind else _stored)
 

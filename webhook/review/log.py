@@ -68,7 +68,7 @@ class GatheredLines:
         self._unwritten: list[bytes] = []
 
     def __call__(self, line: bytes) -> None:
-        """Write before the loop waits again."""
+        """Write a line before the event loop waits again."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unwritten.append(line)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 CHECK_SECONDS: Final = 0.05
-GRACE_SECONDS: Final = 0.25  # for the first byte, and between two pieces of a body
+GRACE_SECONDS: Final = 0.25  # wait for the first byte of a body, and between two pieces of it
 SLOWEST: Final = 20 * MIB  # bytes per second below which a body is evicted; 170 Mbit/s
-WAIT_SECONDS: Final = 2.0  # default if a request has no timeout: the timeoutSeconds of our registrations
-MOST_WAITING: Final = 64  # bodies; the buffers of a waiting connection take up to 0.5 MB
+# Wait of a request without a timeout: the timeoutSeconds of corepin's registrations.
+WAIT_SECONDS: Final = 2.0
+MOST_WAITING: Final = 64  # bodies that wait; the buffers of each connection take up to 0.5 MB
 
 
 class Overloaded(Exception):
@@ -36,8 +37,8 @@ class Reservation:
 
     peer: str
     size: int
-    since: float  # start of the wait; once granted: of the reservation
-    timeout: float = WAIT_SECONDS  # of the wait
+    since: float  # start of the wait, after the grant that of the reservation
+    timeout: float = WAIT_SECONDS  # longest wait in seconds
     task: asyncio.Task[object] | None = None
     granted: asyncio.Future[None] | None = None
     arrived: int = 0
@@ -70,7 +71,7 @@ class MemoryQueue:
         self.peer_limit = peer_limit
         self.reserved = 0
         self.holders: set[Reservation] = set()
-        self.waiting: list[Reservation] = []  # oldest first
+        self.waiting: list[Reservation] = []  # reservations that wait, oldest first
         self._by_peer: Counter[str] = Counter()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -169,7 +170,7 @@ class MemoryQueue:
     def _evict_for(self, wanted: Reservation, now: float) -> None:
         """Cancel the slowest bodies until the next one has room; each releases its own reservation when it ends."""
         holders, room = self.holders, self.limit
-        if not self._within_share(wanted):  # only bodies of its own address can make room for it
+        if not self._within_share(wanted):  # only bodies from its own address can make room for it
             holders = {holder for holder in holders if holder.peer == wanted.peer}
             room = self.peer_limit
         leaving = sum(holder.size for holder in holders if holder.is_evicted)

@@ -24,14 +24,14 @@ Operation = Mapping[str, object]  # one step of a JSON Patch (RFC 6902)
 
 UNPROCESSABLE = 422  # the API server's own code for an invalid object
 UNNAMED = "(no name)"
-NAME_LIMIT = 260  # characters: the longest name, and the dots of a generateName
+NAME_LIMIT = 260  # characters of a name: the longest valid one, and the dots of a generateName
 CAUSES_ROOM = 48 * 1024  # bytes for the causes of a refusal, which stays below 64 kB in total
-MESSAGE_LIMIT = 1000  # events are truncated at 1024 characters
+MESSAGE_LIMIT = 1000  # characters of a message: events are truncated at 1024
 CAUSES_TOLD = 10
-WARNING_LIMIT = 256  # the API server may truncate a longer one,
+WARNING_LIMIT = 256  # characters of a warning: the API server may truncate a longer one,
 WARNINGS_LIMIT = 4096  # and drops warnings after this many characters
-MORE_WARNINGS_ROOM = 64  # for the line with the number of omitted ones
-HELD_PER_ENCODED = 5  # bytes in memory per encoded byte, including it
+MORE_WARNINGS_ROOM = 64  # characters for the line with the number of omitted warnings
+HELD_PER_ENCODED = 5  # bytes in memory for each encoded byte, with the encoded byte itself
 
 _encode = msgspec.json.Encoder().encode
 

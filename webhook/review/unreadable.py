@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from webhook.review.wire import Request
     from webhook.rules.raw_json import Malformed
 
-UNKNOWN: Final = ("", "")  # the kind of a request without one at the usual place
-WHOLE: Final = "object"  # field of a cause that names none
+UNKNOWN: Final = ("", "")  # stands for the kind of a request that has none at the usual place
+WHOLE: Final = "object"  # stands for the field of a cause that names none
 REFUSED: Final = {"refused": "1"}
 
 

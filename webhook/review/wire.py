@@ -17,7 +17,7 @@ from webhook.rules.raw_json import NULL, UNREADABLE, Malformed, malformed
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 
-LONGEST_UID = 1024  # characters; the API server's have 36, and each answer repeats them
+LONGEST_UID = 1024  # characters of a uid; the API server's have 36, and each answer repeats the uid
 PEEKED = 1024  # bytes at the start of an object that are searched for its generateName
 _GENERATE_NAME = re.compile(rb'"generateName"\s*:\s*("(?:[^"\\]|\\.)*")')
 HEAD = 4096  # bytes that identify a review: the API server writes the uid before all user data
@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Review(msgspec.Struct, frozen=True):
-    """The envelope."""
+    """An AdmissionReview: the envelope of one request."""
 
     apiVersion: str
     kind: str

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, Volume, VolumeProjection
     from webhook.config.mutations import Mutations
 
-DEFAULTS: Final = frozenset({None, "", "default"})  # the plugin writes "default" before webhooks are called
+# Before it calls webhooks, the plugin ServiceAccount writes "default".
+DEFAULTS: Final = frozenset({None, "", "default"})
 AUTOMOUNT: Final = "automountServiceAccountToken"
 TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a directory
 TOKEN_PREFIX: Final = "kube-api-access-"  # noqa: S105 - of a volume's name
@@ -91,7 +92,7 @@ def lost_token(pod: Pod, mutations: Mutations) -> str | None:
         return None
     volumes = [it for it in spec.get("volumes") or () if (it.get("name") or "").startswith(TOKEN_PREFIX)]
     if len(volumes) != 1 or not _is_generated(volumes[0]):
-        return None  # the plugin adds one volume, and none if the user has one at that path
+        return None  # the plugin adds one volume; none if the user has mounted one at that path
     name = volumes[0]["name"]
     return name if _is_mounted_for_the_token_alone(spec, name) else None
 

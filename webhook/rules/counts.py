@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
 
-MOST_THREADS: Final = 8  # per core, of any machine that Kubernetes runs on
+MOST_THREADS: Final = 8  # threads per core of any machine that Kubernetes runs on
 GROWN: Final = (
     f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
 )
@@ -54,13 +54,13 @@ class Need(NamedTuple):
     """The amount of a resource that a claim takes; a range while the threads per core are unknown."""
 
     resource: str
-    policy: str  # names the claim in messages
+    policy: str  # name of the policy, as messages have it
     least: int
     most: int
 
     @property
     def amount(self) -> str:
-        """The amount in messages."""
+        """The amount as messages write it."""
         return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
 
     @property
@@ -159,7 +159,7 @@ def _carrier(
 
 
 def _added(needs: Iterable[Need]) -> Iterator[Need]:
-    """Yield one need of each resource."""
+    """Yield the sum of all needs for each resource."""
     by_resource: dict[str, list[Need]] = {}
     for need in needs:
         by_resource.setdefault(need.resource, []).append(need)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VOLUMES: Final = "/spec/volumes"
 INIT_CONTAINERS: Final = "/spec/initContainers"
-USER: Final = 65532  # of the image; explicit, because the pod may set another one for all its containers
+USER: Final = 65532  # uid of the image's user; set, because the pod may set another one for all containers
 SECURITY: Final = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import DownwardAPI, Pod, Volume
     from webhook.config.mutations import Fragment
 
-POD: Final = ""  # the pod's JSON pointer
+POD: Final = ""  # JSON pointer to the pod
 _FIELD: Final = f"metadata.annotations['{STATUS_CPUS}']"
 _STATUS: Final[DownwardAPI] = {"items": [{"path": CPUS_FILE, "fieldRef": {"fieldPath": _FIELD}}]}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
 
-PREPARED_KEPT: Final = 256  # containers, keyed by place and count; each takes about 2 kB
+PREPARED_KEPT: Final = 256  # prepared containers in the cache, by place and count; each takes about 2 kB
 
 
 class Counted(NamedTuple):
@@ -62,7 +62,7 @@ class Injection:
         if not members:
             return frozenset()
         for member in members:
-            if not left:  # most pods: no container mounts anything there
+            if not left:  # in most pods no container mounts anything there
                 break
             there = {mount.get("mountPath") for mount in member.container.get("volumeMounts") or ()}
             left = {name: paths for name, paths in left.items() if paths <= there}

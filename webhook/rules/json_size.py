@@ -25,9 +25,9 @@ _SAVED: Final = 5  # bytes by which `\u003c` is longer than its character
 class Size:
     """Number of lists and objects, commas and letters in a JSON text, or an upper bound of them."""
 
-    values: int = 0  # lists and objects
-    commas: int = 0  # between members
-    letters: int = 0  # bytes, with each escape sequence counted as its character
+    values: int = 0  # number of lists and objects
+    commas: int = 0  # number of commas between members
+    letters: int = 0  # bytes of the text, with each escape sequence counted as the character it stands for
 
     def __add__(self, other: Size) -> Size:
         return Size(self.values + other.values, self.commas + other.commas, self.letters + other.letters)

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 Decoded = TypeVar("Decoded")
 
-DEEPEST: Final = 11_000  # brackets; Go's decoder accepts 10,000. Skipping uses 40 bytes of stack for each
-_PAIR: Final = b"\\\\"  # an escaped backslash,
-_STAND_IN: Final = b"\x00\x00"  # replaced by what no JSON text has
+# Nested brackets; Go's decoder accepts 10,000. Skipping uses 40 bytes of stack for each.
+DEEPEST: Final = 11_000
+_PAIR: Final = b"\\\\"  # an escaped backslash in a JSON text
+_STAND_IN: Final = b"\x00\x00"  # bytes that no JSON text has, to replace it
 _LONE_SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -44,7 +45,7 @@ def with_whole_characters(document: bytes | bytearray | msgspec.Raw) -> bytes | 
     text = bytes(document)
     if b"\\ud" not in text and b"\\uD" not in text:
         return document
-    if _STAND_IN[:1] in text:  # not JSON, and the stand-in would be ambiguous
+    if _STAND_IN[:1] in text:  # such a text is not JSON, and the stand-in would be ambiguous
         return document
     text = _LONE_SURROGATE.sub(rb"\\ufffd", text.replace(_PAIR, _STAND_IN))
     return text.replace(_STAND_IN, _PAIR)

@@ -16,7 +16,7 @@ from webhook.rules.raw_json import NULL, OBJECT, OLD_OBJECT, UNREADABLE, is_obje
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_DEPTH: Final = 8  # deeper parts of a spec are compared as one value
+MAX_DEPTH: Final = 8  # levels of a spec that are compared member by member; deeper parts are compared whole
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _whole: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from webhook.config.settings import Settings
     from webhook.rules.injection import Injection
 
-POD = ""  # the pod's JSON pointer
+POD = ""  # JSON pointer to the pod
 
 
 @dataclass(frozen=True, slots=True)

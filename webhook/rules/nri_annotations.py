@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
 
-NRI_ANNOTATIONS: Final = frozenset({GUARDED, REQUIRED_PLUGINS})  # a pod's own values are kept
+# The webhook keeps a pod's own values of these.
+NRI_ANNOTATIONS: Final = frozenset({GUARDED, REQUIRED_PLUGINS})
 _GUARDED: Final = {GUARDED: GUARDED_VALUE}
 _REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}
 

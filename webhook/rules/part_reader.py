@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 Part = TypeVar("Part")
 
-LARGE: Final = 2**18  # bytes; smaller objects are not measured
+LARGE: Final = 2**18  # bytes of an object; smaller ones are not measured
 MOST: Final = Size(
-    values=50_000,  # each takes up to 500 bytes in memory; `{}` with its comma takes three on the wire
-    commas=125_000,  # a short text takes 60 bytes in memory, its slot in a list 150, and four on the wire
+    values=50_000,  # a value takes up to 500 bytes in memory; `{}` with its comma takes three on the wire
+    # A short text takes 60 bytes in memory and its slot in a list 150; on the wire it takes four.
+    commas=125_000,
     letters=4 * 2**20,  # the API server accepts 3 MiB; one emoji quadruples the bytes of its whole string
 )
 CROWDED: Final = (
@@ -113,7 +114,7 @@ def _leaves(hint: Any, count: Callable[[object], None]) -> Any:
 
 def _object(hint: Any, count: Callable[[object], None]) -> Any:
     members = [
-        (f"member{at}", name, _leaves(member, count))  # keys of labels are no identifiers
+        (f"member{at}", name, _leaves(member, count))  # keys of labels are not valid as identifiers
         for at, (name, member) in enumerate(get_type_hints(hint).items())
     ]
     return msgspec.defstruct(

@@ -46,7 +46,7 @@ class Wanted:
     """A member to add to objects, with its operations prepared once for all objects."""
 
     key: str
-    whole: Operation  # if the object has no such member
+    whole: Operation  # operation for an object that has no such member
 
     def lacking(self, _present: Any) -> list[Operation]:
         """Return the operations needed beside an existing value: none, because a scalar is never replaced."""

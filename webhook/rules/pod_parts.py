@@ -36,7 +36,8 @@ from pinning.pods.types import (
     VolumeMount,
 )
 
-Narrowed = Mapping[type, Mapping[str, Any]]  # replacements of a type's members; None leaves one out
+# Types by which members of a type are replaced; None leaves a member out.
+Narrowed = Mapping[type, Mapping[str, Any]]
 Whole = TypeVar("Whole")
 
 _Labels = TypedDict("_Labels", {KUBEVIRT_LABEL: str}, total=False)  # type: ignore[misc] # a name of the contract
@@ -46,7 +47,8 @@ _Amounts = TypedDict("_Amounts", dict.fromkeys(READ, RawQuantity), total=False) 
 
 class _Resources(TypedDict, total=False):
     requests: _Amounts | None
-    limits: dict[str, RawQuantity] | None  # of any name: devices count, and API requests of these are equal
+    # Limits of any resource: devices count, and API requests of devices are equal.
+    limits: dict[str, RawQuantity] | None
     claims: list[NamedClaim] | None
 
 
@@ -88,7 +90,7 @@ STORED: Final[Narrowed] = {
     ObjectMeta: {**_IDENTITY, "labels": _Labels | None},
     Container: {"volumeMounts": None, "resources": _Resources | None},
     PodSpec: {
-        "resources": ResourceRequirements | None,  # at pod level: resources of any name count
+        "resources": ResourceRequirements | None,  # resources at pod level: limits of any name count
         "nodeSelector": _Selector | None,
         **dict.fromkeys(
             (
@@ -99,10 +101,10 @@ STORED: Final[Narrowed] = {
     },
     Pod: {"status": None},
 }
-NewPod: Final = part_of(Pod, NEW)  # before or just after injection
+NewPod: Final = part_of(Pod, NEW)  # a pod just before or after injection
 # for a mutations file that names an account: with the mounts of its API token
 NewPodWithToken: Final = part_of(Pod, NEW_WITH_TOKEN)
-StoredPod: Final = part_of(Pod, STORED)  # stored pods and templates, which are not injected into
+StoredPod: Final = part_of(Pod, STORED)  # stored pods and templates, to which nothing is injected
 
 # all but managedFields, which users fill freely and no mutations file adds to
 _METADATA: Final = (

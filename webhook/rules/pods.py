@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from webhook.rules.injection import Injection
 
 
-LARGE_ENVIRONMENT: Final = 256 * 2**10  # bytes of literal variables; 16 such containers fill an NRI message
+# Bytes of literal variables of one container; 16 such containers fill an NRI message.
+LARGE_ENVIRONMENT: Final = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)

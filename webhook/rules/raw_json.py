@@ -13,7 +13,7 @@ import msgspec
 OBJECT: Final = "$.request.object"
 OLD_OBJECT: Final = "$.request.oldObject"
 NULL: Final = msgspec.Raw(b"null")
-# what msgspec raises for invalid input
+# Errors that msgspec raises for invalid input.
 UNREADABLE: Final = (
     msgspec.DecodeError,
     UnicodeDecodeError,

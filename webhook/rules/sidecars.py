@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from webhook.config.settings import Settings
 
 _RANGED: Final = re.compile(r"container ([^\s;]++)(?=;|$)")
-Limits = dict[str, "Fragment"]  # additions by the container's JSON pointer
+Limits = dict[str, "Fragment"]  # limits to add, by JSON pointer of the container
 
 
 def plan_limits(pod: Pod, pod_claims: PodClaims, settings: Settings) -> tuple[Limits, list[Cause]]:

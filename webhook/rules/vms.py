@@ -80,7 +80,7 @@ def read_running(document: msgspec.Raw, path: str = OBJECT) -> RunningMachine:
 
 
 def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
-    """Validate a whole object."""
+    """Validate a whole object of KubeVirt."""
     metadata, spec = document.get("metadata") or {}, document.get("spec") or {}
     review = review_vmi(
         kind,
@@ -165,7 +165,7 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
 
 
 def _ours(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Yield the causes about corepin's annotations."""
+    """Yield the refusals because of corepin's annotations."""
     yield from policies.causes
     yield from _threads_apart(template, policies)
     yield from misplaced((), policies, (), LAUNCHER)

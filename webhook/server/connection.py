@@ -60,7 +60,7 @@ class Gathering:
         self._unsent: list[bytes] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Delegate everything else to the transport."""
+        """Return the transport's attribute of this name."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         self.busy_since: float | None = None  # None while the connection is idle between two requests
         self.idle_since = 0.0
         self._is_in_head = False
-        self._request_bytes = 0  # of the request being read, without its first chunk
+        self._request_bytes = 0  # bytes of the request that is being read, without its first chunk
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Check the client's certificate; a refused client gets 403 for every request."""
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
     @property
     def is_answering(self) -> bool:
         """Whether a request has started whose answer is not complete."""
-        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        cycle: RequestResponseCycle | None = self.cycle  # None until the first request
         return cycle is not None and not cycle.response_complete
 
     def drop_if_busy_since(self, moment: float) -> None:

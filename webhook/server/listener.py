@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-TICKS_A_SECOND = 10  # uvicorn's
+TICKS_A_SECOND = 10  # uvicorn calls `on_tick` this many times a second
 STEP_SECONDS = 0.02
 
 
@@ -31,10 +31,10 @@ class Limits:
     handshake_seconds: float = 5.0
     request_seconds: float = 10.0  # from the first byte of a request to the last one of its answer
     keep_alive_seconds: int = 120
-    linger_seconds: float = 0.5  # after SIGTERM: for requests in flight on idle connections
-    grace_seconds: float = 5.0  # then: for unfinished answers
+    linger_seconds: float = 0.5  # wait after SIGTERM for requests that are on their way to idle connections
+    grace_seconds: float = 5.0  # wait after that for unfinished answers
     tls_close_seconds: float = 1.0
-    connections: int = 1000  # an API server opens a few dozen; an idle one takes 50 kB
+    connections: int = 1000  # open connections; an API server opens a few dozen; an idle one takes 50 kB
 
 
 class Address(NamedTuple):
@@ -54,7 +54,7 @@ class Address(NamedTuple):
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
             return socket.create_server((self.host, self.port), family=family)
         except OSError as error:
-            reason = str(error.strerror).partition(" (")[0]  # the rest repeats the address
+            reason = str(error.strerror).partition(" (")[0]  # the rest of the text repeats the address
             raise Unusable(f"cannot listen on {self} ({reason}): name another address") from error
 
 

@@ -56,10 +56,11 @@ class Options:
     config: File
     mutations: File
     client_names: frozenset[str] = frozenset()
-    node_account: Path | None = None  # directory of the service account that watches nodes; None: no watch
-    poll_seconds: float = 2.0  # reading four small files costs 50 us
+    # Folder of the service account that watches nodes; None: nodes are not watched.
+    node_account: Path | None = None
+    poll_seconds: float = 2.0  # interval between two reads of the files; four small files cost 50 us
     limits: Limits = field(default_factory=Limits)
-    body_limit: int = BODY_LIMIT  # bytes
+    body_limit: int = BODY_LIMIT  # bytes of the largest body
 
 
 class Service:
@@ -92,7 +93,7 @@ class Service:
     def _node_watch(self) -> NodeWatch | None:
         if self.options.node_account is None:
             return None
-        from webhook.config.node_watch import NodeWatch  # httpx costs 9 MB
+        from webhook.config.node_watch import NodeWatch  # imported here, because httpx takes 9 MB
 
         return NodeWatch.of_account(self.options.node_account, os.environ, self.nodes, self.metrics.nodes)
 
@@ -160,7 +161,7 @@ class Service:
 def give_back_memory() -> None:
     """Return free memory to the system; the C library would keep the megabytes of a large body."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:  # glibc has it
+    if mallopt:  # only glibc has mallopt
         mallopt(M_TRIM_THRESHOLD, RETURNED_FROM)
         mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
 

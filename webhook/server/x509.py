@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 BEGIN, END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-VERSION_TAG = 0xA0  # explicit [0], absent in version 1 certificates
+VERSION_TAG = 0xA0  # tag [0] of the version, which certificates of version 1 do not have
 UTC_TIME_TAG = 0x17
-FIELDS_BEFORE_VALIDITY = 3  # serial number, signature algorithm, issuer
+FIELDS_BEFORE_VALIDITY = 3  # fields before the validity: serial number, signature algorithm, issuer
 
 
 class BadCertificate(ValueError):
