@@ -141,9 +141,20 @@ def test_half_build_is_never_used(server: Server, bin_folder: Path, ending: str)
 
 def test_two_builds_at_once_build_once(server: Server, bin_folder: Path) -> None:
     """The second build waits for the first, and then finds its result."""
-    go = install_go(bin_folder, ending="sleep 0.3")
+    waits = bin_folder / "waits"
+    go = install_go(bin_folder, ending=f"until [ -e {waits} ]; do sleep 0.05; done")
+
+    class Out(io.StringIO):
+        """Lets the build end once the other one waits for it."""
+
+        def write(self, text: str) -> int:
+            """Keep the text."""
+            if "waiting for another build" in text:
+                waits.touch()
+            return super().write(text)
+
     with ThreadPoolExecutor() as pool:
-        outs = [io.StringIO(), io.StringIO()]
+        outs = [Out(), Out()]
         list(pool.map(lambda out: build_missing(out, [server]), outs))
     assert go.with_name("go.log").read_text().splitlines() == ["built"]
     assert sum("waiting for another build" in out.getvalue() for out in outs) == 1
