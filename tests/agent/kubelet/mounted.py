@@ -15,11 +15,13 @@ from agent import main as agent_main
 from agent.errors import Refused
 from agent.reconcile.agenda import Agenda
 
+LOOK_SECONDS = 0.01
+
 
 async def work(agenda: Agenda, state: Path, mounted: Path, change: str) -> None:
     """Run the agenda and change the kubelet's file while the agent runs, and run on until the agent can have noticed."""
     looking = asyncio.create_task(agenda.run())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(LOOK_SECONDS)
     if change == "replaced":
         new = state.with_name("new")
         new.write_text(json.dumps({"policyName": "static"}))
@@ -27,13 +29,16 @@ async def work(agenda: Agenda, state: Path, mounted: Path, change: str) -> None:
     elif change == "removed":
         state.unlink()
     assert mounted.exists()
-    await asyncio.sleep(0.5)
+    for _ in range(
+        50
+    ):  # turns of the loop, because a process without a CPU looks at nothing while time passes
+        await asyncio.sleep(LOOK_SECONDS)
     looking.cancel()
 
 
 def main(folder: Path, policy: str, change: str) -> str:
     """Return why the agent ended, or that it did not."""
-    agent_main.LOOK_SECONDS = 0.01  # type: ignore[attr-defined]
+    agent_main.LOOK_SECONDS = LOOK_SECONDS  # type: ignore[attr-defined]
     state, mounted = folder / "kubelet", folder / "cpu_manager_state"
     state.write_text(json.dumps({"policyName": policy}))
     mounted.touch()
