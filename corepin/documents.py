@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STDIN: Final = "-"
 _LIST: Final = "List"
-_TEMPLATE: Final = re.compile(r"\{[{%]")  # of Helm and Jinja
+_TEMPLATE: Final = re.compile(r"\{[{%]")  # start of an expression in templates of Helm and Jinja
 
 
 @dataclass(frozen=True)
@@ -175,13 +175,13 @@ def write_out(text: str) -> None:
 
 def write_error(text: str) -> None:
     """Print text on standard error, escaped for terminals."""
-    if sys.stderr is not None:  # `2>&-`: print would write into the output instead
+    if sys.stderr is not None:  # closed by `2>&-`: then print would write into the output instead
         print(harmless(text), file=sys.stderr)
 
 
 def write_painted(text: Painted) -> None:
     """Print text with corepin's own colours; its other parts were escaped when it was painted."""
-    if sys.stdout is None:  # `>&-`
+    if sys.stdout is None:  # closed by `>&-`
         raise CommandFailed("standard output is closed")
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
@@ -189,7 +189,7 @@ def write_painted(text: Painted) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        # or Python reports the error again at exit
+        # Otherwise Python reports the error again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandFailed("standard output was closed before everything was written") from error
     except OSError as error:
@@ -198,14 +198,14 @@ def write_painted(text: Painted) -> None:
 
 def _read(source: str, shown: str) -> bytes:
     try:
-        if source == STDIN and sys.stdin is None:  # `<&-`
+        if source == STDIN and sys.stdin is None:  # closed by `<&-`
             raise CommandFailed(f"{shown} is closed: name a file")
         if source == STDIN:
             data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
         else:
             with Path(source).open("rb") as file:
                 data = file.read(SIZE_LIMIT + 1)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+    except (OSError, ValueError) as error:  # ValueError: the name contains a null byte
         raise CommandFailed(f"{shown}: {_unreadable(error)}") from error
     if len(data) > SIZE_LIMIT:
         raise CommandFailed(f"{shown}: is larger than {SIZE_LIMIT >> 20} MB: split it")

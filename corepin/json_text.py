@@ -34,7 +34,8 @@ def read_json(text: str) -> Iterator[tuple[int, Any]]:
         try:
             yield from ((line + at, value) for at, value in read_yaml(document))
         except BadYAML:
-            list(read_yaml("\n" * line + document))  # fails again, with the right line in its message
+            # Raises the error again, with the right line in its message.
+            list(read_yaml("\n" * line + document))
             raise
 
 

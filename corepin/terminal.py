@@ -15,7 +15,7 @@ DEFAULT: Final = 80
 
 def wants_colour(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     """Return whether to write colour: to capable terminals, unless NO_COLOR is set (https://no-color.org)."""
-    is_terminal = stream is not None and stream.isatty()  # None: closed, `>&-`
+    is_terminal = stream is not None and stream.isatty()  # None: the stream was closed by `>&-`
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
@@ -31,5 +31,5 @@ def _terminal_columns(stream: TextIO | None) -> int:
         return DEFAULT
     try:
         return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # not a terminal, or a stream without a file
+    except (OSError, ValueError):  # the stream is not a terminal, or has no file
         return DEFAULT

@@ -14,7 +14,7 @@ _RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 KINDS: Final = (("clusterrolebindings", "ClusterRoleBinding"), ("rolebindings", "RoleBinding"))
 MOST_NAMED: Final = 10
 _USER: Final = "system:serviceaccount:"
-_NO_RIGHTS: Final = "default"  # the injection never sets this account
+_NO_RIGHTS: Final = "default"  # account that the webhook never gives to pods
 
 
 def account_warnings(api: Any, account: str) -> Iterator[str]:

@@ -69,7 +69,7 @@ _CMK_IMAGE: Final = re.compile(r"(.*/)?cmk([:@].*)?")
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+    """Add the verb `cluster-init` to `corepin cmk`."""
     import argparse
 
     parser = verbs.add_parser(
@@ -96,7 +96,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def _add_install_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the installation."""
+    """Add the flags that change the installed objects."""
     taint = parser.add_mutually_exclusive_group()
     text = "do not taint the nodes with cmk=true:NoSchedule"
     taint.add_argument("--no-taint", dest="taint", action="store_const", const=False, help=text)
@@ -124,7 +124,7 @@ def _add_install_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose nodes."""
+    """Add the flags that choose the nodes of an installation."""
     hosts = parser.add_mutually_exclusive_group(required=True)
     hosts.add_argument("--host-list", metavar="NODE,...", help="the nodes, separated by commas")
     hosts.add_argument("--all-hosts", action="store_true", help="every Linux node that takes pods now")

@@ -30,7 +30,7 @@ ELSEWHERE: Final = {
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `cmk` and its actions to the command."""
     parser = subparsers.add_parser(
         "cmk", help="the commands of Intel CMK", description=DESCRIPTION, epilog=EPILOG
     )
@@ -42,14 +42,15 @@ def add_parser(
     uninstall.add_parser(actions)
     leftovers.add_parser(actions)
     for action in ELSEWHERE:
-        gone = actions.add_parser(action, add_help=False, prefix_chars="\0")  # accepts any arguments
+        # Accepts any arguments, because the action is refused.
+        gone = actions.add_parser(action, add_help=False, prefix_chars="\0")
         gone.add_argument("rest", nargs="*")
         gone.set_defaults(cmk=_refuse)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action."""
+    """Run an action of `corepin cmk`."""
     action: Callable[[argparse.Namespace], int] = args.cmk
     return action(args)
 

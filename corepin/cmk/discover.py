@@ -30,7 +30,7 @@ The agents write all of it, and restore it if another program changes it. Exit c
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+    """Add the verb `discover` to `corepin cmk`."""
     parser = verbs.add_parser(
         "discover",
         help="show CMK's label, taint and resources of nodes",

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 4  # fields per object in the output
-REFUSED: Final = 3  # refusals in an error
+NAMED: Final = 4  # changed fields named of one object in the output
+REFUSED: Final = 3  # refusals named in one error
 CONFLICT: Final = 409
 MODIFIED: Final = "object has been modified"
-NO_DRY_RUN: Final = "does not support dry run"  # a webhook of another program, with side effects
-# Members that the API server writes.
+# The API server's words for a webhook of another program that has side effects.
+NO_DRY_RUN: Final = "does not support dry run"
+# Members of the metadata that the API server writes itself.
 WRITTEN: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"})
-COUNTED: Final = "deprecated.daemonset.template.generation"  # an annotation that it writes
+# An annotation that the API server increments itself.
+COUNTED: Final = "deprecated.daemonset.template.generation"
 
 
 def object_lines(

@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
     topology: Topology
     universe: CPUSet
-    kubelets: CPUSet | None = None  # the reserve, if it is the kubelet's
+    kubelets: CPUSet | None = None  # the reserved CPUs, if the kubelet reserves them
 
 
 class Fits(NamedTuple):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP_OBSOLETE: Final = "as CMK had it; has no effect"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-NODE_VARIABLE: Final = "NODE_NAME"  # set in CMK's pods
+NODE_VARIABLE: Final = "NODE_NAME"  # environment variable in CMK's pods with the name of the node
 
 
 def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = True) -> None:
@@ -53,7 +53,7 @@ def node_name(given: str | None) -> str | None:
 
 
 def cores(flag: str, text: str) -> int:
-    """Return a number of physical cores."""
+    """Return the number of physical cores that a flag has; raise CommandFailed."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 5):
         raise CommandFailed(f"{flag}: {text[:60]!r} is no number of cores: write for example 4")
     return int(text)

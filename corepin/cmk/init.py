@@ -30,7 +30,7 @@ OBSOLETE: Final = {
     "--socket-id": "CMK itself read and ignored it",
     "--namespace": "nothing is written",
 }
-FLAGS: Final = {  # by key of the configuration
+FLAGS: Final = {  # flags by the key of the configuration that they set
     "reserved": "--reserved-cpus",
     "pools.exclusive_cores": "--num-exclusive-cores",
     "pools.shared_cores": "--num-shared-cores",
@@ -43,7 +43,7 @@ CMK left to infra what was left over; corepin reserves whole cores for it first,
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+    """Add the verb `init` to `corepin cmk`."""
     parser = verbs.add_parser(
         "init",
         help="show the pools that CMK's numbers would make of a machine",
@@ -65,7 +65,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pools."""
+    """Print the pools that the flags make of a machine."""
     from corepin.offline.plan import read_machine
     from pinning.errors import PinningError
 

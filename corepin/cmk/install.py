@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from corepin.cmk.numbers import Planned, Wanted
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 5  # nodes per line
-MANAGER: Final = "kubectl"  # field manager of `kubectl apply --server-side`, so that both may alternate
+NAMED: Final = 5  # nodes named in one line
+# Field manager of `kubectl apply --server-side`, so that users may use that command too.
+MANAGER: Final = "kubectl"
 NODES: Final = "/api/v1/nodes"
 
 
@@ -46,10 +47,10 @@ class Work:
     """Objects and labels to apply, and the changes they make."""
 
     documents: list[Object]
-    labels: Mapping[str, Mapping[str, str | None]]  # to set on nodes
+    labels: Mapping[str, Mapping[str, str | None]]  # labels to set on each node; None: to remove
     lines: tuple[str, ...]  # the changes as text
     choices: Choices
-    has_new_numbers: bool  # for nodes on which agents may run
+    has_new_numbers: bool  # whether nodes on which agents may run get other numbers
 
 
 def show(order: Order) -> bool:
@@ -109,7 +110,7 @@ def _prepare(api: Any, order: Order) -> Work:
     before = {name: labels[name].get(CPU_GROUP_LABEL, "") for name in chosen}
     planned = plan_numbers(order.wanted, keys, config["data"][KEY], before)
     config["data"] = dict(planned.keys)
-    if installed:  # so that a key written concurrently by another client is kept
+    if installed:  # so that a key which another client writes at the same time is kept
         config["metadata"]["resourceVersion"] = installed.version
     _check_fit(planned, _others(planned, installed, labels), nodes)
     wanted = {name: _labels(group, before[name]) for name, group in planned.groups.items()}

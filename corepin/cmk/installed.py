@@ -19,9 +19,9 @@ TAINT: Final = "COREPIN_TAINT"
 class Installed:
     """An installation as the API server has it."""
 
-    choices: Choices  # None for what it does not show
-    keys: Mapping[str, str]  # of the agents' ConfigMap
-    version: str  # of the ConfigMap
+    choices: Choices  # a choice is None if the objects do not show it
+    keys: Mapping[str, str]  # keys and values of the agents' ConfigMap
+    version: str  # resourceVersion of this ConfigMap
 
 
 def read_installed(api: Any, namespace: str) -> Installed | None:

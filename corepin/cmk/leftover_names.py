@@ -33,7 +33,7 @@ _ROLES: Final = (
     *("cmk-node-lister", "cmk-exec"),
 )
 _BOUND: Final = ("daemonset", "node", "tpr", "crd", "version", "webhook-installer", "node-lister", "pod-exec")
-# API group and version, resource, names.
+# Objects of the cluster that CMK created: API group and version, resource, names.
 CLUSTER: Final = (
     ("apis/admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", ("cmk-webhook-config",)),
     (_RBAC, "clusterrolebindings", tuple(f"cmk-role-binding-{bound}" for bound in _BOUND)),

@@ -29,14 +29,14 @@ Nothing is changed. The output is a shell script: read it, because objects are f
 corepin installed, and what its agents write, are not listed. Exit code: 0 nothing is left, 1 something is, 2 the
 cluster could not be asked, or not of every kind.
 """
-PAGE: Final = 500  # objects per page
+PAGE: Final = 500  # objects requested in one page
 NOTHING: Final = (
     "no object of CMK is left in any namespace, nor label, taint or resource on a node without an agent\n"
 )
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+    """Add the verb `leftovers` to `corepin cmk`."""
     parser = verbs.add_parser(
         "leftovers", help="list what CMK left in the cluster", description=DESCRIPTION, epilog=EPILOG
     )

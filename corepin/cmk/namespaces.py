@@ -47,7 +47,7 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Found(NamedTuple):
-    """The namespace before anything is applied."""
+    """Whether the namespace exists before anything is applied, and whether corepin created it."""
 
     exists: bool
     is_created_by_us: bool = False

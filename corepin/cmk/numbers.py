@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 CONFIG_MAP: Final = "ConfigMap corepin-agent"
-LARGEST: Final = 2**20  # bytes of all values, the API server's limit for a ConfigMap
+LARGEST: Final = 2**20  # bytes of all values together, by the API server's limit for a ConfigMap
 CMK_POOLS: Final[Config] = {
     "exclusive_cores": 4,
     "shared_cores": 1,
@@ -38,12 +38,12 @@ class Numbers:
     shared_cores: int | None = None
     exclusive_mode: str | None = None
     shared_mode: str | None = None
-    non_isolcpus: str | None = None  # a CPU list; empty: none
-    reserved: str | None = None  # a CPU list
+    non_isolcpus: str | None = None  # list of CPUs for the pool `exclusive-non-isolcpus`; empty: none
+    reserved: str | None = None  # list of the reserved CPUs
 
     @property
     def is_given(self) -> bool:
-        """Return whether any flag is given."""
+        """Return whether at least one of these flags is given."""
         return self != Numbers()
 
     def over(self, base: Config) -> Config:
@@ -71,18 +71,18 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The configuration to install."""
+    """The content of the agents' ConfigMap to install, and the group of each node."""
 
-    keys: Mapping[str, str]  # every key of the ConfigMap
-    groups: Mapping[str, str] = field(default_factory=dict)  # by chosen node; empty: no group
+    keys: Mapping[str, str]  # value of each key of the ConfigMap
+    groups: Mapping[str, str] = field(default_factory=dict)  # group of each chosen node; empty: no group
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The request of a command."""
+    """The numbers that a command asks for, and for which nodes."""
 
     numbers: Numbers = Numbers()
-    group: str = ""  # for the chosen nodes; empty: choose one
+    group: str = ""  # name of the group for the chosen nodes; empty: corepin chooses one
     is_for_all: bool = False
 
 

@@ -26,7 +26,7 @@ Object = dict[str, Any]
 class Choices:
     """Flags of `cluster-init` for the whole installation; None if not given."""
 
-    image: str | None = None  # empty: the overlay's
+    image: str | None = None  # name of the image; empty: the one in the overlay
     pull_policy: str | None = None
     pull_secret: str | None = None
     install_dir: str | None = None

@@ -43,7 +43,7 @@ REPORTS: Final[dict[str, Callable[[View], dict[str, Any]]]] = {
 
 
 def add_parsers(verbs: Any) -> None:
-    """Add the three verbs."""
+    """Add the verbs `describe`, `node-report` and `reconcile` to `corepin cmk`."""
     for verb, (short, long) in TEXTS.items():
         parser = verbs.add_parser(verb, help=short, description=f"{short[0].upper()}{short[1:]}. {long}")
         add_view_flags(parser)

@@ -22,7 +22,7 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 NOT_FOUND: Final = 404
-BAD: Final = 400  # lowest status code of a refusal
+BAD: Final = 400  # lowest HTTP status of a refusal
 
 
 @contextmanager

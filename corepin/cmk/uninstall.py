@@ -64,7 +64,7 @@ POLL_SECONDS: Final = 0.5
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb."""
+    """Add the verb `uninstall` to `corepin cmk`."""
     parser = verbs.add_parser(
         "uninstall", help="remove corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
     )
@@ -103,7 +103,8 @@ def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
     delete = "kubectl delete --ignore-not-found -f -"
     lines = []
     chosen = "" if namespace == AGENT_NAMESPACE else f" --namespace={namespace}"
-    if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):  # earlier versions accepted these
+    # Earlier versions accepted these namespaces.
+    if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):
         lines.append(f"the rest: kubectl -n {namespace} delete {','.join(IN_NAMESPACE)} -l {AGENTS}")
         chosen = ""
     lines.append(f"the rest: corepin cmk cluster-init --all-hosts{chosen} | {delete}")
@@ -131,7 +132,7 @@ def reset_pod(daemon_set: Object, node: str) -> Object:
         "namespace": daemon_set["metadata"]["namespace"],
         "labels": {"app.kubernetes.io/name": "corepin", "app.kubernetes.io/component": "reset"},
     }
-    # it waits for the lock of the terminating agent
+    # On failure it starts again, until the terminating agent has released its lock.
     spec |= {"nodeName": node, "restartPolicy": "OnFailure"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -175,7 +176,8 @@ def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
         _wait(api, f"{folder}/{pod['metadata']['name']}", node)
         for path in _left(namespace, node):
             _delete(api, path)
-        label(api, node, {CPU_GROUP_LABEL: None})  # only now, because the reset pod has read it
+        # Not earlier, because the pod that resets the node has to read the label.
+        label(api, node, {CPU_GROUP_LABEL: None})
         write_out(f"node {node}: uninstalled\n")
 
 

@@ -26,13 +26,13 @@ DAMAGED = (KeyError, TypeError, ValueError, AttributeError, PinningError)
 
 
 class View(NamedTuple):
-    """One node in CMK's terms."""
+    """Pools, topology and reclaimed CPUs of one node, as CMK's commands print them."""
 
     node: str
     pools: Mapping[str, Lists]
     topology: Topology
     reclaimed: tuple[Reclaimed, ...] = ()
-    dropped: int = 0  # older reclaimed entries that were discarded
+    dropped: int = 0  # number of older reclaimed entries that were dropped
 
 
 def add_view_flags(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,7 @@ def _of_cluster(node: str, namespace: str) -> View:
         try:
             plural = CMK_RECONCILE_REPORT[1]
             report = send(api, "GET", f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}/{plural}/{node}")
-        except Answered:  # the kinds exist with the component `cmk` only
+        except Answered:  # only the component `cmk` installs the kinds of these objects
             report = {}
     return view_of_objects(node, topology, written, report)
 

@@ -22,7 +22,7 @@ def add_socket_flag(parser: argparse._ActionsContainer) -> None:
 
 def read_state(path: str) -> bytes:
     """Return the text of the agent's state; raise CommandFailed if it cannot be read."""
-    if not path:  # an unset variable of a shell
+    if not path:  # usually from an unset variable of a shell
         raise CommandFailed("--socket: it is empty: write the path of a socket, or leave the flag out")
     remedy = "start `corepin agent` here, name its socket with --socket, or a node of the cluster with --node"
     try:

@@ -55,7 +55,7 @@ MARGIN: Final = "      "
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `doctor` to the command."""
     parser = subparsers.add_parser(
         "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
@@ -253,7 +253,8 @@ def _text(checks: tuple[Check, ...]) -> str:
 def _lines(check: Check, width: int) -> Iterator[str]:
     """Yield an observation, and its remedy below."""
     yield from wrap(
-        plain(f"{check.subject}: {check.message}"),  # processes control the names of threads and cgroups
+        # Escaped, because processes choose the names of their threads and cgroups.
+        plain(f"{check.subject}: {check.message}"),
         width,
         initial_indent=f"{SIGNS[check.verdict]}  ",
         subsequent_indent=MARGIN,

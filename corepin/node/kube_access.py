@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
-USER_AGENT: Final = "corepin"  # in audit logs
+USER_AGENT: Final = "corepin"  # name of corepin in audit logs
 DEFAULT_KUBECONFIG: Final = "~/.kube/config"
 PROXIES: Final = ("http://", "https://")
 
@@ -49,7 +49,7 @@ def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client
             base_url=access.url,
             verify=access.context(),
             proxy=access.proxy,
-            trust_env=False,  # the access knows the proxy of the environment
+            trust_env=False,  # the kubeconfig's access already has the environment's proxy
             timeout=seconds,
             headers={"user-agent": USER_AGENT, "accept-encoding": "identity", **access.headers()},
         ) as client:
@@ -71,7 +71,7 @@ class KubeconfigAccess:
 
     @property
     def url(self) -> str:
-        """The API server's URL."""
+        """URL of the API server."""
         return str(self.settings.host)
 
     @property
@@ -101,7 +101,7 @@ class KubeconfigAccess:
                 context.load_cert_chain(self.settings.cert_file, self.settings.key_file)
         except (OSError, ValueError) as error:
             raise Unavailable(f"the kubeconfig's certificates cannot be read: {error}") from error
-        if not self.settings.verify_ssl:  # insecure-skip-tls-verify
+        if not self.settings.verify_ssl:  # set by insecure-skip-tls-verify
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
@@ -154,7 +154,7 @@ def kube_settings(context: str | None) -> Any:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             kubeconfig(), context=context, client_configuration=settings
         )
-        urlsplit(settings.host)  # ValueError, as when it is used
+        urlsplit(settings.host)  # raises ValueError, as it would when it is used
     return settings
 
 

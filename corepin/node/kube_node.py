@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NODES = "/api/v1/nodes"
 _TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-_LISTED = 5  # nodes in a message
+_LISTED = 5  # nodes named in a message
 
 
 @dataclass(frozen=True)

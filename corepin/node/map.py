@@ -33,9 +33,10 @@ Without --node the agent on this machine answers over its local socket, and each
 the kernel lets it use. With --node the annotations of that node are read through the kubeconfig: they hold the machine
 and the owners of its CPUs. Exit code: 0 shown, 2 the agent or the node could not be read.
 """
-LOCAL_SECONDS: Final = 0.5  # between two reads
+LOCAL_SECONDS: Final = 0.5  # time between two reads of the agent's socket
 CLUSTER_SECONDS: Final = 2.0
-ENTER: Final = Painted("\x1b[?1049h\x1b[?25l")  # the terminal's alternate screen, without a cursor
+# Switches to the terminal's alternate screen and hides the cursor.
+ENTER: Final = Painted("\x1b[?1049h\x1b[?25l")
 LEAVE: Final = Painted("\x1b[?25h\x1b[?1049l")
 HOME: Final = "\x1b[H"
 TO_LINE_END: Final = "\x1b[K"
@@ -43,7 +44,7 @@ TO_SCREEN_END: Final = "\x1b[J"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `map` to the command."""
     parser = subparsers.add_parser(
         "map", help="show every core of a node with its owner", description=DESCRIPTION, epilog=EPILOG
     )

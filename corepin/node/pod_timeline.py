@@ -37,9 +37,9 @@ _OF_REASONS: Final = {
 
 
 class Entry(NamedTuple):
-    """One entry of the timeline."""
+    """One thing that happened to a pod: when, in which stage, and what."""
 
-    time: str  # to the second in UTC, empty if unknown
+    time: str  # time in UTC with seconds; empty: unknown
     stage: str
     message: str
 
@@ -50,7 +50,7 @@ class Timeline:
 
     title: str
     entries: tuple[Entry, ...]
-    waits: tuple[str, ...]  # empty if it waits for nothing
+    waits: tuple[str, ...]  # reasons for which the pod waits; empty: it does not wait
 
 
 def timeline_of(
@@ -71,7 +71,7 @@ def agent_status(pod: Mapping[str, Any]) -> PodStatus | None:
     try:
         return decode(PodStatus, text) if text else None
     except AnotherVersion as problem:
-        if problem.version is None:  # users without the admission policies can write it
+        if problem.version is None:  # without the admission policies any user can write this annotation
             return None
         raise
 
@@ -142,7 +142,7 @@ def _wish(claim: Claim) -> str:
 
 
 def _admission(pod: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield the webhook's visible additions."""
+    """Yield what the webhook has visibly added to the pod."""
     time = pod["metadata"].get("creationTimestamp") or ""
     annotations = pod["metadata"].get("annotations") or {}
     if CMK_INJECTED in annotations:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from published.pod_status import Container, PodStatus
 
 _OVER = frozenset({"Succeeded", "Failed"})
-_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})  # every pod has these reasons for a moment
+# Reasons that every pod has for a moment while it starts.
+_ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:

@@ -30,13 +30,13 @@ the proof read back from the kernel. The last lines say what the pod waits for. 
 the pod and to list the events of its namespace; the API server deletes events after an hour. Exit
 code: 0 shown, 2 the pod or its events could not be read.
 """
-_NAME: Final = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # what the API server takes as the name of a pod
+_NAME: Final = re.compile("[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that the API server accepts for a pod
 _TIME: Final = len("2026-11-20T10:00:00Z")
 _STAGE: Final = len("admission")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `why` to the command."""
     parser = subparsers.add_parser(
         "why", help="show why a pod has its CPUs, or why it waits", description=DESCRIPTION, epilog=EPILOG
     )
@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the timeline of a pod."""
+    """Print the timeline of a pod, and why it waits."""
     from datetime import UTC, datetime
 
     from corepin.node.pod_timeline import timeline_of
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
 def _read(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     """Return the pod and its own events, without those of an older pod of that name."""
     namespace, _, name = args.pod.rpartition("/")
-    if not _NAME.fullmatch(name) or "/" in namespace:  # an empty name would name all pods of the namespace
+    # The API server takes an empty name for all pods of the namespace.
+    if not _NAME.fullmatch(name) or "/" in namespace:
         raise CommandFailed(f"{truncate(args.pod, NAME)!r} names no pod: write POD or NAMESPACE/POD")
     if args.namespace and namespace and args.namespace != namespace:
         names = f"{truncate(args.pod, NAME)!r} and --namespace {truncate(args.namespace, NAME)!r}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed
     from pinning.planning.refusal import Refusal
 
-MOST_CLAIMS: Final = 1024  # each is a plan of the node
+MOST_CLAIMS: Final = 1024  # most claims: each takes a plan of the node
 OBSERVING: Final = (
     "corepin only observes this node and offers claims no devices: set observe to false in its configuration"
 )

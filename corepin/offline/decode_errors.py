@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from webhook.rules.raw_json import Malformed
 
 _OBJECT: Final = "$.request.object"
-_SOME_KEY: Final = "[...]"  # msgspec does not name the key
-_TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")  # in msgspec's messages
+_SOME_KEY: Final = "[...]"  # stands for a key that msgspec does not name
+# As msgspec's messages name two types.
+_TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")
 _NUMBER: Final = ((int, float), "a number")  # msgspec decodes integers of more than 64 bits as floats
 _FOUND: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "object": ((dict,), "a mapping"),

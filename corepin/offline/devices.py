@@ -69,7 +69,8 @@ class NodeDevices:
 
     devices: Sequence[Device]
     chosen: Given = field(default_factory=dict)
-    held: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)  # by container: indices
+    # By container and resource: positions in `devices`.
+    held: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     chance: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - not for secrets
 
     def follow(
@@ -95,7 +96,7 @@ class NodeDevices:
 
     @property
     def free(self) -> tuple[Device, ...]:
-        """The devices that no pod has."""
+        """The devices that are assigned to no pod."""
         taken = self._taken()
         return tuple(device for index, device in enumerate(self.devices) if index not in taken)
 

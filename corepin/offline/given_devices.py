@@ -24,7 +24,8 @@ class Use(NamedTuple):
     resource: str
 
 
-Given = dict[str, dict[Use, tuple[CPUSet, ...]]]  # nodes of each device, by the pod's namespace/name
+# NUMA nodes of each device, by namespace/name of the pod and by use.
+Given = dict[str, dict[Use, tuple[CPUSet, ...]]]
 
 
 def read_given(source: str | None) -> Given:

@@ -29,7 +29,7 @@ example:   corepin inject -f pod.yaml | kubectl apply -f -
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `inject` to the command."""
     parser = subparsers.add_parser(
         "inject",
         help="complete YAML like the webhook",

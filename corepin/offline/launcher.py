@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, ResourceRequirements
     from webhook.rules.vms import VirtObject
 
-MILLICORES: Final = 100  # per shared vCPU: KubeVirt's default cpuAllocationRatio is 10
+MILLICORES: Final = 100  # CPU request for each shared vCPU: KubeVirt's default cpuAllocationRatio is 10
 
 
 def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest | None]:
@@ -42,7 +42,7 @@ def _template(item: Item, kind: Kind, document: VirtObject, settings: Settings) 
     """Return the VMI of an object; raise CommandFailed if it is refused, or its CPUs come from an instancetype."""
     template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
     causes = review_vm(kind, document, settings).causes
-    if causes or isinstance(template, Cause):  # a Cause is among the causes too
+    if causes or isinstance(template, Cause):  # if it is a Cause, `causes` has it too
         more = f" (and {len(causes) - 1} more: see corepin validate)" if len(causes) > 1 else ""
         raise item.document.failed(f"{item.title}: {causes[0].field}: {causes[0].message}{more}")
     if template.has_instancetype:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Assignment
     from pinning.planning.node_config import NodeConfig
 
-_LISTED = 3  # documents in a message
+_LISTED = 3  # documents named in a message
 DESCRIPTION = "Show which CPUs pods and ResourceClaims would get on a machine, and why, or why not."
 EPILOG = """\
 Workloads count as many pods as they have replicas (a DaemonSet one, a Job those that run at once), virtual machines
@@ -50,7 +50,7 @@ Exit code: 0 planned, also where claims are refused, 2 a file, a flag or the nod
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `plan` to the command."""
     parser = subparsers.add_parser(
         "plan", help="show which CPUs pods would get on a machine", description=DESCRIPTION, epilog=EPILOG
     )
@@ -202,7 +202,7 @@ def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
     picture = view_of_annotations(node.name, node.topology, node.pools).picture
     if picture.reserve_source not in set(
         ReserveSource
-    ):  # an earlier agent did not say, or a later one has more words
+    ):  # an earlier agent did not publish the word, or a later one has more words
         return picture.topology, NodeConfig(reserved=picture.reserved)
     source = ReserveSource(picture.reserve_source)
     return picture.topology, NodeConfig(reserved=picture.reserved, reserve_source=source)
@@ -236,7 +236,8 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
     from pinning.planning.node_config import DEFAULT
 
     config = (published or DEFAULT) if given is None else read_node_file(given)
-    config = replace(config, counted_claims=frozenset())  # pods in files have not passed admission
+    # Pods in files have not passed admission, which adds the counts.
+    config = replace(config, counted_claims=frozenset())
     if reserved is None:
         return config
     try:

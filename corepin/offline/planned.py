@@ -34,11 +34,11 @@ class Planned:
     """Pods of one document, which differ in their names only."""
 
     item: Item
-    name: str  # of the document
-    names: tuple[str, ...]  # of the pods
+    name: str  # name of the document
+    names: tuple[str, ...]  # names of its pods
     pod: Pod
-    why_none: str = ""  # the reason if there are none
-    guest: Guest | None = None  # of launchers whose machine has dedicated CPUs
+    why_none: str = ""  # why the document has no pods; empty: it has some
+    guest: Guest | None = None  # guest of a launcher whose machine has dedicated CPUs; None: another pod
 
     @property
     def owner(self) -> tuple[str, ...]:

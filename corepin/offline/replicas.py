@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from corepin.documents import Item
 
 Path = tuple[str, ...]
-MOST_REPLICAS: Final = 500  # per document; a node runs some hundred pods
+MOST_REPLICAS: Final = 500  # replicas planned of one document; a node runs some hundred pods
 _JOB: Final = ("spec", "jobTemplate", "spec")
 _POOLED: Final = ("spec", "virtualMachineTemplate", "spec")
 _SUSPENDED: Final = (True,)
-_WAITING: Final = ("Halted", "Manual", "WaitAsReceiver")  # run strategies of stopped machines
+# Run strategies of machines that are stopped until a user starts them.
+_WAITING: Final = ("Halted", "Manual", "WaitAsReceiver")
 
 # Fields whose values mean that no pod is created.
 _STOPS: Final[Mapping[str, tuple[tuple[Path, tuple[object, ...]], ...]]] = {

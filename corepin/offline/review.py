@@ -31,7 +31,7 @@ _POD_KIND: Final = GroupVersionKind(kind="Pod", version="v1")
 
 @dataclass(frozen=True)
 class Injected:
-    """An object after the mutating webhook."""
+    """An object as the mutating webhook returns it, with its warnings."""
 
     content: dict[str, Any]
     warnings: tuple[str, ...] = ()
@@ -96,7 +96,8 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
     prefix = "".join(f"/{key}" for key in path)
-    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))  # copies, as if sent over the wire
+    # Encoded and decoded, as the API server would get it.
+    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))
     steps = [{**step, "path": prefix + step["path"]} for step in sent]
     return Injected(jsonpatch.apply_patch(item.content, steps), _under(path, answer.warnings))
 

@@ -36,14 +36,15 @@ NOT_GIVEN: Final = "this plan has no devices for it: name them with --device"
 
 @dataclass(frozen=True)
 class Step:
-    """The node after one event."""
+    """The node after one event: a pod that is created, updated or deleted, or a claim."""
 
-    pod: str  # namespace/name of the event's pod; empty: the event is the last claim
-    documents: Mapping[str, Planned]  # documents of the node's pods, by the pod's namespace/name
-    warnings: tuple[str, ...]  # of the event's pod
+    pod: str  # namespace/name of the event's pod; empty: the event is the last of `claims`
+    documents: Mapping[str, Planned]  # document of each pod on the node, by namespace/name
+    warnings: tuple[str, ...]  # warnings about the event's pod
     ledger: Ledger
     refusals: tuple[Refusal, ...]
-    machines: Mapping[str, Threads] = field(default_factory=dict)  # by the name of their assignment
+    # Threads of each virtual machine, by the name of its assignment.
+    machines: Mapping[str, Threads] = field(default_factory=dict)
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=dict)
     free_devices: tuple[Device, ...] = ()
     claims: tuple[PlannedClaim, ...] = ()
@@ -56,7 +57,8 @@ class PlannedNode:
     topology: Topology
     config: NodeConfig
     devices: tuple[Device, ...] = ()
-    chosen: Given = field(default_factory=dict)  # chosen devices of pods; other pods get any
+    # Devices that the user chose for pods; other pods get any device.
+    chosen: Given = field(default_factory=dict)
 
     @property
     def sets(self) -> NodeSets:
@@ -65,7 +67,7 @@ class PlannedNode:
 
     @property
     def empty(self) -> Step:
-        """The node before the first event."""
+        """The state of the node before the first event."""
         return Step("", {}, (), Ledger(), (), free_devices=self.devices)
 
     def steps(self, documents: Iterable[Planned], claims: Sequence[int] = ()) -> Iterator[Step]:
@@ -148,7 +150,8 @@ class _Pods:
             yield key, read
         self.brought[document.owner] = () if document.is_going else keys
         for index, key in enumerate(() if document.is_going else keys):
-            seen = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))  # after every real time
+            # Sorts after every time of a real pod.
+            seen = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))
             self.here[key] = (seen, document)
             yield key, seen
 

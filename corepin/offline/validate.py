@@ -32,7 +32,7 @@ REFUSED = 1
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `validate` to the command."""
     parser = subparsers.add_parser(
         "validate",
         help="validate YAML like the webhook",

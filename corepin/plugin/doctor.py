@@ -30,7 +30,7 @@ OK, FOUND, NOT_LOOKED = 0, 1, 2  # exit codes of `corepin doctor`
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `doctor` to `kubectl corepin`."""
     parser = subparsers.add_parser(
         "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     write_out(harmless_json(text) if args.output == "json" else harmless(text))
     if done.returncode in {OK, NOT_LOOKED} or (done.returncode == FOUND and text.strip()):
         return done.returncode
-    raise CommandFailed(  # kubectl exits with 1 too, for example without the right to execute
+    raise CommandFailed(  # kubectl itself exits with 1 too, for example without the right to execute
         f"kubectl exec ended with {done.returncode}, and the doctor in pod {args.namespace}/{name} has not finished:"
         " see the message above, and repeat the command"
     )

@@ -19,7 +19,7 @@ that has an agent is meant. Exit code: 0 shown, 2 the node could not be read.
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `map` to `kubectl corepin`."""
     parser = subparsers.add_parser(
         "map",
         help="show every core of a node with its owner",

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
-GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})  # the webhook's too; the agent reads the first
+# The webhook's gates too, in one flag for both; the agent reads the first only.
+GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})
 DESCRIPTION = "Own the CPUs of one node: pin the containers with CPU claims, and verify it in the kernel."
 EPILOG = """\
 Containers are found by the runtime's CRI socket, their cpusets in the kernel's cgroups, their pods at the API server
@@ -50,7 +51,7 @@ leaves every container as it is; --reset gives every container all CPUs back, re
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `agent` to the command."""
     parser = subparsers.add_parser(
         "agent", help="own the CPUs of one node", description=DESCRIPTION, epilog=EPILOG
     )
@@ -143,7 +144,7 @@ def _finish(work: Coroutine[object, object, None]) -> None:
         asyncio.run(work)
     except (AgentError, APIError, PinningError) as error:
         raise CommandFailed(str(error)) from error
-    except OSError as error:  # of a directory, a socket or a port
+    except OSError as error:  # from opening a folder, a socket or a port
         problem = ": ".join(filter(None, (error.filename, error.strerror or str(error))))
         raise CommandFailed(f"{problem}: fix that, or name another with its flag") from error
 

@@ -28,7 +28,7 @@ example: corepin certs issue --dir pki --dns localhost --ip 127.0.0.1
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `certs` to the command."""
     what = "issue and rotate certificates"
     parser = subparsers.add_parser("certs", help=what, description=f"{what.capitalize()}.")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from certs.rotation import Step
     from certs.rotator import Rotator
 
-CONFIGURATIONS: Final = frozenset({"zz-corepin"})  # name of the mutating and the validating one
+# Name of corepin's mutating and of its validating webhook configuration.
+CONFIGURATIONS: Final = frozenset({"zz-corepin"})
 REPLICAS: Final = "corepin-webhook-replicas:8443"
 DESCRIPTION: Final = (
     "Issue and rotate the webhook's CA and certificate, and publish the CA in every caBundle."
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 def add_parser(
     actions: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the action to the verb."""
+    """Add the action `run` to `corepin certs`."""
     parser = actions.add_parser(
         "run", help="issue and rotate the webhook's certificates", description=DESCRIPTION, epilog=EPILOG
     )
@@ -78,7 +79,7 @@ def add_parser(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the command."""
+    """Parsed options of `corepin certs run`."""
 
     namespace: str
     secret: str
@@ -93,7 +94,7 @@ class Options:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Rotate until SIGTERM, or once."""
+    """Rotate certificates until SIGTERM; with --once take only the steps that are possible now."""
     from logs import formatter
 
     options = options_of(args)

@@ -24,7 +24,7 @@ ends it. In a cluster the component dashboard runs it: kubectl -n corepin-system
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `dashboard` to the command."""
     parser = subparsers.add_parser(
         "dashboard", help="show all nodes and their CPUs in a browser", description=DESCRIPTION, epilog=EPILOG
     )
@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C."""
+    """Serve the dashboard until SIGTERM or Ctrl-C."""
     from apiserver.errors import Unavailable
     from corepin.node.kube_access import cluster_access
     from dashboard.serve import process

@@ -31,16 +31,16 @@ restart policy is Never that would end the pod, so there it waits on.
 NEVER: Final = "Never"
 RESTART_POLICIES: Final = ("Always", "OnFailure", NEVER)
 REFUSED: Final = 1
-POLL_SECONDS: Final = 0.2  # reading the file takes about 20 microseconds
-VERSION: Final = 1  # of the annotation
-MESSAGE_LIMIT: Final = 4096  # bytes that the kubelet keeps
+POLL_SECONDS: Final = 0.2  # pause between two reads of the file, each of which takes about 20 microseconds
+VERSION: Final = 1  # version of the annotation's format
+MESSAGE_LIMIT: Final = 4096  # bytes of a termination message that the kubelet keeps
 WAITING: Final = "waiting until the agent of this node has assigned the pod's CPUs"
 
 
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `gate` to the command."""
     parser = subparsers.add_parser(
         "gate",
         help="in a pod: wait until its CPUs are assigned",
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.restart_policy not in RESTART_POLICIES:
         problem = f"--restart-policy: {args.restart_policy[:60]!r} is none"
         raise CommandFailed(f"{problem}: write one of {', '.join(RESTART_POLICIES)}")
-    signal.signal(signal.SIGTERM, _leave)  # pid 1 of a container ignores it without a handler
+    signal.signal(signal.SIGTERM, _leave)  # without a handler pid 1 of a container ignores SIGTERM
     printed = ""
     while (refusals := _look(Path(args.status))) != ():
         words = WAITING if refusals is None else "\n".join(refusals)

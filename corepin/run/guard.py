@@ -31,7 +31,7 @@ logger = logging.getLogger("agent.nri.guard")
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `guard` to the command."""
     parser = subparsers.add_parser(
         "guard",
         help="let no container start without its CPUs while the agent is down",
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     logger.info("starting", extra={"facts": facts})
     try:
         reason = guard_process.run(Path(args.nri), guard, listen, MountedState(kubelet_state).replaced)
-    except OSError as error:  # only the health address is bound
+    except OSError as error:  # from binding the health address
         problem = f"--health-listen: cannot listen on {args.health_listen}: {error.strerror or error}"
         raise CommandFailed(f"{problem}: name another address, or off") from error
     if reason:
@@ -96,6 +96,7 @@ def observes(config: Path, kubelet_state: Path, state_dir: Path) -> bool:
     try:
         file = config.with_name(key_of(GroupMemory(state_dir).recall() or NO_GROUP, config.name))
         return file.exists() and read_node_file(str(file)).observe
-    except (CommandFailed, OSError, ValueError) as error:  # ValueError: a group whose name is no file name
+    # ValueError: the name of the group is not valid as a file name.
+    except (CommandFailed, OSError, ValueError) as error:
         logger.warning("node configuration not read", extra={"facts": {"reason": str(error)}})
         return False

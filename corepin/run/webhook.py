@@ -31,7 +31,7 @@ exits with 0.
 def add_parser(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    """Add the verb to the command."""
+    """Add the verb `webhook` to the command."""
     parser = subparsers.add_parser(
         "webhook", help="serve admission reviews over TLS", description=DESCRIPTION, epilog=EPILOG
     )
@@ -144,7 +144,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _mebibytes(flag: str, text: str) -> int:
-    """Return a size in bytes."""
+    """Return the bytes of a flag's value in MiB; raise CommandFailed."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_MEBIBYTES):
         problem = f"{text!r} is no number of MiB from 1 to {MOST_MEBIBYTES}: write for example 20"
         raise CommandFailed(f"{flag}: {problem}")
