@@ -26,9 +26,9 @@ class Cluster:
     pods: Mapping[str, Pod] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     changes: tuple[Change, ...] = ()
-    since: str = ""  # start of the observed changes
+    since: str = ""  # time since which changes are observed
     troubles: tuple[str, ...] = ()  # reasons why the state may be stale
-    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod named in an event
+    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod that an event names
 
     @cached_property
     def node_of(self) -> Mapping[str, str]:

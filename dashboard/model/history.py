@@ -16,11 +16,11 @@ KEPT: Final = 500
 
 
 class Change(NamedTuple):
-    """One observed change."""
+    """One change of a node or pod that the dashboard observed."""
 
     time: str
     node: str
-    pod: str  # namespace/name, empty for a change of the node itself
+    pod: str  # namespace/name of the pod; empty: the node itself changed
     text: str
     is_warning: bool = False
 

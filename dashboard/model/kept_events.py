@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     Item = tuple[str, Event]
 
-PER_NODE: Final = 500  # several events for each pod of a kubelet
+PER_NODE: Final = 500  # events kept for each node: several for each pod of a kubelet
 IN_ALL: Final = 5000
-SLACK: Final = 500  # new events per eviction
+SLACK: Final = 500  # new events after which the oldest ones are evicted
 
 
 class KeptEvents(UserDict[str, Event]):
@@ -55,7 +55,7 @@ def _in_turns(items: Iterable[Item], group: Callable[[Item], Hashable]) -> list[
 
 
 def _by_age(items: Iterable[Item]) -> list[Item]:
-    """Return the newest first."""
+    """Return the events sorted by time, newest first."""
     return sorted(items, key=lambda it: (it[1].time, it[0]), reverse=True)
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def pod_of(owner: str) -> str:
-    """Return namespace/pod of namespace/pod/container."""
+    """Return the part namespace/pod of the text namespace/pod/container."""
     return owner.rpartition("/")[0]
 
 
 def container_of(owner: str) -> str:
-    """Return the container of namespace/pod/container."""
+    """Return the name of the container in the text namespace/pod/container."""
     return owner.rpartition("/")[2]
 
 

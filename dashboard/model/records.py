@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from drawing.picture import Picture
 
 Thing = TypeVar("Thing")
-_FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}  # they ask for CPUs or for their placement
-TEXTS_KEPT: Final = 64  # machines of one kind have equal texts
+# Annotation families that ask for CPUs or for their placement.
+_FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}
+TEXTS_KEPT: Final = 64  # parsed texts kept: machines of one kind have equal texts
 # Decoded size of the two texts of a pod, whatever their form: 5,000 pods stay below 160 MiB of the
 # dashboard's 256. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers
 # with their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
@@ -42,11 +43,11 @@ MOST_STATUS: Final = 24 * 2**10
 MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
 MOST_ASKS: Final = 8 * 2**10
-MOST_WORD: Final = 64  # characters of each; the longest known word has 11
-MOST_NAME: Final = 253  # characters, the API's limit; names in events are not validated
-MOST_MESSAGE: Final = 1024  # characters, the limit of events.k8s.io; older events have none
-OBJECT_BYTES: Final = 320  # of a decoded container, besides its texts
-TEXT_BYTES: Final = 56  # of a Python string, besides its characters
+MOST_WORD: Final = 64  # characters kept of an annotation's value; the longest known word has 11
+MOST_NAME: Final = 253  # characters of a name, by the API's limit; names in events are not validated
+MOST_MESSAGE: Final = 1024  # characters of a message, by the limit of events.k8s.io; older events have none
+OBJECT_BYTES: Final = 320  # memory of a decoded container, besides its texts
+TEXT_BYTES: Final = 56  # memory of a Python string, besides its characters
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 TOO_LARGE: Final = "what the agent says is too large for this page: read the annotation with kubectl"
 
@@ -77,7 +78,7 @@ class Pod:
 
     @property
     def key(self) -> str:
-        """Its namespace/name, as in owners."""
+        """The pod as namespace/name, as owners name it."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -93,7 +94,7 @@ class Event:
     is_warning: bool
     time: str
     count: int
-    pod_uid: str = ""  # empty: not known
+    pod_uid: str = ""  # uid of the pod; empty: not known
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -165,7 +166,7 @@ class PodDecoder:
 
     def __init__(self) -> None:
         self._known: _Known[Pod] = _Known()
-        # uid and bytes of the status
+        # Uid and size of each large status.
         self._large: WeakKeyDictionary[Pod, tuple[str, int]] = WeakKeyDictionary()
 
     def decode(self, document: bytes | bytearray | msgspec.Raw) -> Pod | None:
@@ -180,7 +181,7 @@ class PodDecoder:
         facts = (meta.uid, text, *sorted(asks.items()))
         found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
         if found.problem == TOO_LARGE:
-            self._known.forget(facts)  # there may be room next time
+            self._known.forget(facts)  # another pod may have left room by the next time
         return found
 
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
@@ -258,12 +259,12 @@ def read_status(text: str | None) -> tuple[PodStatus | None, str]:
         return None, ""
     try:
         return decode(PodStatus, text), ""
-    except AnotherVersion:  # nested brackets of any user must not end the page
+    except AnotherVersion:  # an annotation with brackets nested by any user must not end the page
         return None, UNREADABLE
 
 
 def _bytes_once_read(text: str) -> int:
     """Return an estimate of a status's decoded size, without decoding it."""
     plain = text.replace('\\"', "")
-    texts = plain.count('"') // 2 - plain.count('":')  # member names take no memory
+    texts = plain.count('"') // 2 - plain.count('":')  # names of members take no memory of their own
     return len(text) + OBJECT_BYTES * plain.count("{") + TEXT_BYTES * texts

@@ -44,8 +44,8 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 # values of Sec-Fetch-Site; `same-site` is any port of localhost
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 MOST_VIEWERS: Final = 100
-MOST_SHARED: Final = 8  # views of one state that are kept; one of 1,000 nodes has about a megabyte
-MOST_TEXT: Final = 253  # of a filter: the longest valid name
+MOST_SHARED: Final = 8  # cached views of one state; the view of 1,000 nodes has about a megabyte
+MOST_TEXT: Final = 253  # characters of a filter: the longest valid name
 NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 HEADERS: Final = (
     (
@@ -70,7 +70,7 @@ class Guarded:
         self._hosts = frozenset(host.lower() for host in hosts) | LOOPBACK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request of a browser."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -133,7 +133,8 @@ class ShownViews:
     """The last views of the newest state: viewers with the same filter share one, because a large one takes 30 ms."""
 
     def __init__(self) -> None:
-        self._cluster: ReferenceType[Cluster] | None = None  # an older state must not stay in memory
+        # Weak, because an older state must not stay in memory.
+        self._cluster: ReferenceType[Cluster] | None = None
         self._views: dict[Hashable, msgspec.Struct | None] = {}
 
     def of(self, cluster: Cluster, key: Hashable, view: View) -> msgspec.Struct | None:

@@ -22,7 +22,7 @@ REQUEST_SECONDS: Final = (
     10.0  # from the first byte of a request to the last one of its answer, or to the first one of a stream
 )
 KEEP_ALIVE_SECONDS: Final = 120
-MOST_CONNECTIONS: Final = 500  # five times the viewers; each may hold one answer
+MOST_CONNECTIONS: Final = 500  # five for each viewer; each connection may hold one answer
 
 
 class Connection(H11Protocol):
@@ -41,7 +41,7 @@ class Connection(H11Protocol):
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the time limit."""
+        """Cancel the time limit of the request."""
         self._settle()
         super().connection_lost(exc)
 
@@ -98,7 +98,7 @@ class _Noting:
         self._connection = connection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request of a browser."""
 
         async def send_noting(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and _is_stream(message):

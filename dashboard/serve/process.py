@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
-SLOW_SECONDS: Final = 60  # without any data read by the peer; then the kernel closes the connection
-GRACE_SECONDS: Final = 2  # for unfinished answers at shutdown
+# Time without any data read by the peer, after which the kernel closes the connection.
+SLOW_SECONDS: Final = 60
+GRACE_SECONDS: Final = 2  # wait for unfinished answers when the process ends
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class _Server(uvicorn.Server):
         self._end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Start to listen, and call `ready`."""
         await super().startup(sockets)
         self._ready()
 
@@ -103,7 +104,7 @@ async def _serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        http=Connection,  # of h11, which refuses request heads above 64 kB
+        http=Connection,  # on h11, which refuses request heads above 64 kB
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ws="none",
         lifespan="off",

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dashboard.model.records import Event, Node, Pod
 
 USER_AGENT: Final = "corepin-dashboard"
-PAGE: Final = 100  # objects: the annotations of a large node have 30 kB
-SETTLE_SECONDS: Final = 0.2  # coalesces simultaneous changes
+PAGE: Final = 100  # objects of one page: the annotations of a large node have 30 kB
+SETTLE_SECONDS: Final = 0.2  # time in which changes are gathered into one update
 # API servers do not cache events, so these watches have no bookmarks: the server ends a silent one before it
 # counts as dead.
 EVENTS_SECONDS: Final = (60, 120)

@@ -31,7 +31,7 @@ class Filter:
         return self.takes_pod(pod_of(owner)) and self.policy in {"", *policies}
 
     def takes_node(self, name: str) -> bool:
-        """Return whether it matches a node."""
+        """Return whether the filter matches a node."""
         return self.node in name
 
 
@@ -39,5 +39,5 @@ class OnePod(Filter):
     """A filter for the containers of exactly one pod."""
 
     def takes_pod(self, key: str) -> bool:
-        """Return whether it is this pod."""
+        """Return whether the filter is for exactly this pod."""
         return key == f"{self.namespace}/{self.pod}"

@@ -22,7 +22,7 @@ TROUBLE: Final = "trouble"
 WAITING: Final = "waiting"
 OBSERVES: Final = "observes"
 SILENT: Final = "silent"
-PENDING: Final = "pending"  # holds CPUs that are not verified in the kernel yet
+PENDING: Final = "pending"  # of a container whose CPUs are not confirmed by the kernel yet
 
 _POLICIES: Final = {
     CPUPolicy.EXCLUSIVE.value: "CPUs of its own",

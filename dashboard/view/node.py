@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Core, Topology
     from published.node_pools import Pools
 
-MOST_WAITING: Final = 200  # refused claims in the list; the number of pods is shown above it
+MOST_WAITING: Final = 200  # refused claims that are listed; above the list stands the number of pods
 
 
 def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:

@@ -22,7 +22,7 @@ OBSERVES_WORDS: Final = (
     "only observes: the kubelet's static policy assigns the CPUs, or the agent is configured so"
 )
 SILENT_WORDS: Final = "no corepin agent reports"
-_FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # sort order: problems first
+_FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # order of the rows: problems first
 
 
 def overview(cluster: Cluster, wanted: Filter) -> Overview:

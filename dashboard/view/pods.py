@@ -135,7 +135,7 @@ def pods(cluster: Cluster, wanted: Filter) -> Pods:
 
 def _waiting_rows(cluster: Cluster, wanted: Filter) -> Iterator[PodRow]:
     if wanted.policy:
-        return  # a refused claim has no policy yet
+        return  # a refused claim has no effective policy yet
     for node, waiting in cluster.waiting.items():
         for pod in waiting:
             if wanted.takes_pod(pod.key) and wanted.takes_node(node):

@@ -1,4 +1,4 @@
-"""JSON members of the pages."""
+"""Structs of the JSON that the pages in the browser read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """One labelled value."""
+    """One value of a page, with its label."""
 
     term: str
     text: str
@@ -35,7 +35,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Totals(msgspec.Struct, frozen=True, rename="camel"):
-    """The sums of all nodes."""
+    """Numbers of CPUs, owners and waiting pods of all nodes together."""
 
     nodes: int
     reporting: int
@@ -48,11 +48,11 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Overview(msgspec.Struct, frozen=True, rename="camel"):
-    """The page of all nodes."""
+    """The content of the page with all nodes."""
 
     rows: tuple[Row, ...]
     totals: Totals
-    more: int  # matching nodes that are not in rows
+    more: int  # number of matching nodes that are not in `rows`
     namespaces: tuple[str, ...]
     troubles: tuple[str, ...]
 
@@ -63,10 +63,10 @@ class Cell(msgspec.Struct, frozen=True, rename="camel"):
     cpu: int
     sign: str
     use: str
-    owner: int  # index of the owner, -1 for none
-    role: str  # role of its virtual machine thread, as a short sign
+    owner: int  # position of the owner in the list of owners; -1: none
+    role: str  # sign for the role of the virtual machine's thread on it
     text: str
-    dim: bool  # not selected by the filter
+    dim: bool  # True: the filter does not select it
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodePage(msgspec.Struct, frozen=True, rename="camel"):
-    """The page of a node."""
+    """The content of the page of one node."""
 
     name: str
     health: str
@@ -149,7 +149,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     machine: str
     parts: tuple[Part, ...]
     free: int
-    near: str  # how many CPUs are free beside devices, empty where these are not counted
+    near: str  # numbers of free CPUs beside devices; empty: these are not counted
     sockets: tuple[Socket, ...]
     owners: tuple[ShownOwner, ...]
     signs: tuple[Sign, ...]
@@ -161,7 +161,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ContainerCard(msgspec.Struct, frozen=True):
-    """A container on its pod's page."""
+    """One container, as the page of its pod shows it."""
 
     name: str
     health: str
@@ -170,7 +170,7 @@ class ContainerCard(msgspec.Struct, frozen=True):
 
 
 class PodPage(msgspec.Struct, frozen=True, rename="camel"):
-    """The page of a pod."""
+    """The content of the page of one pod."""
 
     namespace: str
     name: str
@@ -210,7 +210,7 @@ class Pods(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """The page of recent events."""
+    """The content of the page with recent events."""
 
     history: tuple[Entry, ...]
     since: str
