@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from published.pod_status import Container, PodClaim
 
-_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # of ages, with their seconds
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # units of ages, each with its seconds
 
 
 def claim_words(container: Container) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _prepared(claim: PodClaim, now: datetime | None) -> str:
         return "not prepared yet"
     if not claim.prepared:
         return "prepared"
-    with suppress(ValueError, TypeError):  # users may write the annotation
+    with suppress(ValueError, TypeError):  # a user may have written the annotation
         seconds = int((now - datetime.fromisoformat(claim.prepared)).total_seconds()) if now else -1
         if seconds >= 0:
             number, unit = next(

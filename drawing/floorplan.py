@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from pinning.machine.topology import Core, Topology
 
-SCREEN: Final = 48  # lines of a machine above which a denser layout is used
+SCREEN: Final = 48  # lines of a drawing above which a denser layout is used
 _INDENT: Final = Span("  ")
 _BETWEEN_BLOCKS: Final = 3
-_COUNTABLE: Final = (8, 4, 2, 1)  # a line has a multiple of these many cores, which is easy to count
+_COUNTABLE: Final = (8, 4, 2, 1)  # cores in one line: a multiple of one of these, which is easy to count
 _TYPES: Final = {PERFORMANCE: ", P-cores", EFFICIENCY: ", E-cores", None: ""}
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
 
 NARROWEST: Final = 40
-_TABLE: Final = 60  # columns from which the legend has name and CPUs on one line
+_TABLE: Final = 60  # width from which the legend has name and CPUs on one line
 # red marks problems; 34, dark blue, is illegible on black
 _COLOURS: Final = (
     "32",
@@ -52,11 +52,11 @@ class Holder:
     name: str
     cpus: CPUSet
     idle: CPUSet = EMPTY
-    shares: bool = False  # containers without CPUs of their own may run there too
+    shares: bool = False  # containers without CPUs of their own may run on these CPUs too
 
     @property
     def meaning(self) -> str:
-        """Its text in the legend."""
+        """Text of the holder in the legend."""
         return f"{self.name} (share)" if self.shares else self.name
 
 
@@ -68,23 +68,23 @@ class Picture:
     owners: tuple[Holder, ...] = ()
     reserved: CPUSet = EMPTY
     shared: CPUSet = EMPTY
-    pools: tuple[tuple[str, CPUSet], ...] = ()  # set aside by configuration: name and CPUs
-    reserve_source: str = ""  # empty: an earlier agent did not publish it
-    devices: Mapping[int, str] = field(default_factory=dict)  # names of the devices on NUMA nodes
+    pools: tuple[tuple[str, CPUSet], ...] = ()  # name and CPUs of each pool of the configuration
+    reserve_source: str = ""  # where the reserved CPUs come from; empty: an earlier agent did not publish it
+    devices: Mapping[int, str] = field(default_factory=dict)  # names of the devices, by NUMA node
 
 
 class Use(StrEnum):
-    """The use of a CPU."""
+    """What a CPU is used for."""
 
     EXCLUSIVE = "exclusive"
-    SHARE = "share"  # of an owner whose CPUs others may use
+    SHARE = "share"  # owned by a container whose CPUs others may use too
     IDLE = "idle"  # a sibling kept idle by its owner
     RESERVED = "reserved"
-    POOL = "pool"  # set aside by configuration
+    POOL = "pool"  # part of a pool of the configuration
     SHARED = "shared"
-    ISOLATED = "isolated"  # excluded from the kernel's scheduler, without an owner
+    ISOLATED = "isolated"  # excluded from the kernel's scheduler domains, without an owner
     OFFLINE = "offline"
-    OUTSIDE = "outside"  # not available to pods
+    OUTSIDE = "outside"  # not usable by pods
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from published.node_pools import NearCPUs
     from published.pod_status import Container
 
-MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # in the mark of a NUMA node
+MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # resources, and characters of each, in the mark of a NUMA node
 MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources, and characters of each, that count CPUs beside devices
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",

@@ -24,7 +24,7 @@ class Span:
 
 
 Line = tuple[Span, ...]
-Painted = NewType("Painted", str)  # its only escape sequences are corepin's colours
+Painted = NewType("Painted", str)  # text whose only escape sequences are corepin's colours
 
 
 def text_line(text: str) -> Line:
@@ -38,7 +38,7 @@ def wrapped(text: str, width: int) -> list[Line]:
 
 
 def width_of(line: Line) -> int:
-    """Return the columns of a line."""
+    """Return the number of columns of a line."""
     return sum(len(span.text) for span in line)
 
 
