@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-REMEDY: Final = "write one there that the API server issued"  # for a missing token
+REMEDY: Final = "write one there that the API server issued"  # remedy for a missing token
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """API server URL, CA and credentials."""
+    """URL of the API server, its CA, and the credentials to use."""
 
     url: str
     ca_file: Path | None = None

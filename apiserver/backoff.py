@@ -8,7 +8,7 @@ from typing import Final
 
 from apiserver.errors import Busy
 
-LONGEST_ASKED: Final = 120.0  # seconds: upper bound for Retry-After
+LONGEST_ASKED: Final = 120.0  # longest delay by Retry-After that is obeyed, in seconds
 
 
 @dataclass(slots=True)

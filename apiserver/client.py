@@ -34,7 +34,7 @@ class Reach(Protocol):
 
     @property
     def url(self) -> str:
-        """Its URL."""
+        """URL of the API server."""
         ...
 
     @property
@@ -66,14 +66,15 @@ class Api:
             verify=access.context(),
             transport=transport,
             proxy=access.proxy,
-            trust_env=False,  # proxies of the environment are not for the cluster's own API server
+            trust_env=False,  # no proxy of the environment is used for the cluster's own API server
             timeout=APPLY_SECONDS,
             # identity, because a few kilobytes of gzip could expand to any size
             headers={"user-agent": user_agent, "accept": JSON, "accept-encoding": "identity"},
             limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
         )
         self.requests = 0
-        self.errors: Counter[str] = Counter()  # by status code; "0" for broken connections
+        # Number of failed requests by status code; "0": the connection broke.
+        self.errors: Counter[str] = Counter()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -130,7 +131,7 @@ class Api:
         ):
             async for line in lines:
                 yield line
-                del line  # frees it: the wait for the next one may be long
+                del line  # frees the line: the next one may take long
 
     @asynccontextmanager
     async def _stream(
@@ -146,7 +147,7 @@ class Api:
                 if response.status_code != httpx.codes.OK:
                     raise self._error(response.status_code, await response.aread(), response.headers)
                 yield response
-        except httpx.RequestError as error:  # also an answer that cannot be unpacked
+        except httpx.RequestError as error:  # also raised for an answer that cannot be decompressed
             self.errors["0"] += 1
             raise Unavailable(f"GET {path} broke: {_text(error)}") from error
 
@@ -169,10 +170,10 @@ class Api:
             response = await self._client.request(
                 method, path, params=dict(params or {}), content=content, headers=headers
             )
-        except httpx.ReadTimeout as error:  # perhaps because of a slow webhook for this object
+        except httpx.ReadTimeout as error:  # for example because a webhook is slow for this object
             self.errors["0"] += 1
             raise Failed(f"{method} {path}: the API server does not answer in time") from error
-        except httpx.RequestError as error:  # also an answer that cannot be unpacked
+        except httpx.RequestError as error:  # also raised for an answer that cannot be decompressed
             self.errors["0"] += 1
             raise Unavailable(f"{method} {path}: the API server does not answer: {_text(error)}") from error
         if response.is_success:
@@ -186,7 +187,8 @@ class Api:
 
 async def _lines(response: httpx.Response, longest: int | None) -> AsyncGenerator[bytes]:
     """Yield complete lines; httpx's line reader decodes, and splits at Unicode separators inside JSON."""
-    begun: list[bytes] = []  # joined once, because a line of megabytes arrives in hundreds of chunks
+    # Chunks of one line, joined once, because a line of megabytes arrives in hundreds of them.
+    begun: list[bytes] = []
     size = 0
     async for chunk in response.aiter_bytes():
         first, *others = chunk.split(b"\n")
@@ -196,7 +198,7 @@ async def _lines(response: httpx.Response, longest: int | None) -> AsyncGenerato
             line, begun, size = b"".join(begun), [other], len(other)
             if line:
                 yield line
-            del line  # frees it: the wait for the next one may be long
+            del line  # frees the line: the next one may take long
         if longest is not None and size > longest:
             raise TooLong(f"a line has more than {longest} bytes")
 
@@ -217,10 +219,11 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> APIError:
         return Expired(text)
     if code == httpx.codes.CONFLICT:
         return Conflict(text)
-    if code in BUSY or code == httpx.codes.UNAUTHORIZED:  # a token may have just been rotated
+    # UNAUTHORIZED: the token may have been rotated just now.
+    if code in BUSY or code == httpx.codes.UNAUTHORIZED:
         after = headers.get("retry-after", "")
         if code in INTERNAL or (code == httpx.codes.TOO_MANY_REQUESTS and not after):
-            return Failed(text)  # without Retry-After it is a limit of a namespace or object
+            return Failed(text)  # without Retry-After it is the limit of a namespace or object
         return Busy(text, float(after) if after.isdecimal() else None)
     return Refused(text)
 

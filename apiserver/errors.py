@@ -51,4 +51,4 @@ class Expired(APIError):
 
 
 class TooLong(APIError):
-    """The answer exceeds its size limit."""
+    """The answer is longer than the caller allows."""

@@ -135,11 +135,13 @@ class ListWatch(Generic[Item]):
                 self.trouble = ""
                 if self._apply(event):
                     changed()
-                del event  # free it: an object has megabytes, and the next event may take long
+                # Frees its memory: an object has megabytes, and the next event may take long.
+                del event
                 backoff.reset()
         self.trouble = ""
         if asyncio.get_running_loop().time() - began < 1:
-            await self._sleep(backoff.next())  # delay after a watch that ended at once
+            # A watch that ends at once must not be opened again and again.
+            await self._sleep(backoff.next())
 
     def _apply(self, event: WatchEvent) -> bool:
         """Apply one event; return whether an object changed."""
@@ -154,4 +156,4 @@ class ListWatch(Generic[Item]):
         if event.type in {"ADDED", "MODIFIED"}:
             self._items[uid] = decode(self._decoder, event.object)
             return True
-        return False  # BOOKMARK: only the resource version changes
+        return False  # a BOOKMARK: only the resourceVersion changes

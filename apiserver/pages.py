@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 Decoded_co = TypeVar("Decoded_co", covariant=True)
 Decoded = TypeVar("Decoded")
-PAGE: Final = 20  # objects: about 200 kB of usual pods
-DEEPEST: Final = 100  # more than the nesting of any part that is read
-HEAVY: Final = 8 * 2**20  # bytes: a larger page is requested again with half as many objects
+PAGE: Final = 20  # objects of one page: about 200 kB of usual pods
+DEEPEST: Final = 100  # nested levels: more than any part that is read has
+HEAVY: Final = 8 * 2**20  # bytes of a page; a larger one is requested again with half as many objects
 
 
 class Decoder(Protocol[Decoded_co]):
-    """Decodes one document."""
+    """Function that decodes one object of a page."""
 
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Decoded_co:
         """Return the decoded parts of a document; raise msgspec.DecodeError."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from apiserver.client import Api
 
-GONE: Final = 410  # HTTP: the requested history is not available
+GONE: Final = 410  # HTTP status: the requested history is no longer available
 SILENCE_SECONDS: Final = 150.0  # bookmarks arrive each minute: after this the connection counts as dead
 
 
@@ -58,7 +58,8 @@ async def events(
     async with aclosing(api.lines(path, asked, SILENCE_SECONDS, accept, longest)) as lines:
         async for line in lines:
             event = await decode_any(_event, line)
-            del line  # free it: an object has megabytes, and the next event may take long
+            # Frees its memory: an object has megabytes, and the next event may take long.
+            del line
             if event.type == "ERROR":
                 raise _error(event.object)
             yield event
