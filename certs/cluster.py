@@ -43,7 +43,7 @@ class Conflict(ClusterError):
 
 
 class Missing(ClusterError):
-    """The object does not exist."""
+    """The requested object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Cluster(Protocol):
     """API access of a rotation."""
 
     def secret(self) -> Secret:
-        """Return the Secret."""
+        """Return the Secret with the certificates."""
         ...
 
     def configurations(self) -> tuple[Configuration, ...]:
@@ -120,7 +120,7 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
         ) from error
     settings.retries = False  # the loop retries, with fresh observations
     api = ApiClient(settings)
-    api.user_agent = "corepin-certs"  # appears in audit logs, and as field manager
+    api.user_agent = "corepin-certs"  # name in audit logs, and of the field manager
     return api
 
 
@@ -135,7 +135,7 @@ class KubeCluster:
         self._uid = ""
 
     def secret(self) -> Secret:
-        """Return the Secret."""
+        """Return the Secret with the certificates."""
         read = self._send("GET", self._secret)
         metadata = read["metadata"]
         self._uid = metadata.get("uid", "")
@@ -194,7 +194,8 @@ class KubeCluster:
 def _read(request: str, content: bytes) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(content)
-    except (ValueError, RecursionError) as error:  # from a proxy, or nested thousands deep
+    # The answer comes from a proxy, or is nested thousands of levels deep.
+    except (ValueError, RecursionError) as error:
         raise ClusterError(
             f"{request}: the API server's answer is no JSON that can be read: {error}"
         ) from error

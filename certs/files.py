@@ -40,7 +40,7 @@ def _written_beside(path: Path, content: bytes, mode: int) -> Path:
     descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)  # the umask may have removed bits
+            os.fchmod(file.fileno(), mode)  # the umask may have removed bits of the mode
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -21,7 +21,7 @@ CLOCK_SKEW: Final = timedelta(minutes=5)  # a node's clock may be behind the iss
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
 KEY_ID_SHOWN: Final = 12  # hexadecimal digits in an authority's name
-COMMON_NAME_LIMIT: Final = 64  # X.520; clients read the subject alternative names
+COMMON_NAME_LIMIT: Final = 64  # limit of X.520; clients read the subject alternative names
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _DNS_NAME: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)

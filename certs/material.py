@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 LEAF_CERT: Final = "tls.crt"
 LEAF_KEY: Final = "tls.key"
-CA_CERT: Final = "ca.crt"  # signed the leaf, and signs the next leaves
+CA_CERT: Final = "ca.crt"  # the CA that signed the leaf, and signs the next leaves
 CA_KEY: Final = "ca.key"
-NEXT_CERT: Final = "next-ca.crt"  # is being published, and will sign the next leaf
+NEXT_CERT: Final = "next-ca.crt"  # the CA that is being published, and will sign the next leaf
 NEXT_KEY: Final = "next-ca.key"
-OLD_CERTS: Final = "old-ca.crt"  # signed leaves that a replica may still serve; one or several
+OLD_CERTS: Final = "old-ca.crt"  # one or several CAs that signed leaves which a replica may still serve
 KEYS: Final = (LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY, NEXT_CERT, NEXT_KEY, OLD_CERTS)
 
-MANAGED: Final = "certs.corepin.io/managed"  # "true": any contents of the Secret may be replaced
+MANAGED: Final = "certs.corepin.io/managed"  # "true": rotation may replace any content of the Secret
 PUBLISHED: Final = "certs.corepin.io/published"  # start of the wait after every caBundle had the signer
-SHOWN: Final = "certs.corepin.io/shown"  # start of the wait after every replica served the leaf
-ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator requests a new CA now
+SHOWN: Final = "certs.corepin.io/shown"  # start of the wait after every replica served the leaf certificate
+ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator asks for a new CA now
 
 Anchors = frozenset[x509.Certificate]
 
@@ -54,7 +54,7 @@ class Mark(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A damaged part, with the reason."""
+    """A part of the Secret that cannot be used, with the reason."""
 
     key: str
     reason: str
@@ -78,7 +78,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The parts of the Secret."""
+    """The parsed content of the Secret: CAs, leaf certificate and marks."""
 
     ca: Pair
     next_ca: Pair
@@ -86,7 +86,7 @@ class Material:
     leaf: Pair
     published: Mark | None
     shown: Mark | None
-    present: frozenset[str]  # keys with any content
+    present: frozenset[str]  # keys that have any content
     problems: tuple[Problem, ...]
     is_managed: bool
     is_rotation_wanted: bool
@@ -104,7 +104,7 @@ class Material:
 
 
 def read(secret: Secret) -> Material:
-    """Parse the Secret."""
+    """Parse the content of the Secret."""
     parts = _Parts(secret.data)
     ca, next_ca = parts.authority(CA_CERT, CA_KEY), parts.authority(NEXT_CERT, NEXT_KEY)
     annotations = secret.annotations

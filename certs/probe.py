@@ -29,7 +29,7 @@ class Address(NamedTuple):
 class Probe:
     """Finds the replicas and reads the certificate of each by a TLS handshake."""
 
-    names: tuple[Address, ...]  # headless Services, which resolve to the replicas
+    names: tuple[Address, ...]  # headless Services, whose names resolve to the addresses of the replicas
     server_name: str
     timeout_seconds: float = TIMEOUT_SECONDS
 

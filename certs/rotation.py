@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from certs.issue import CA
     from certs.material import Pair
 
-LIFE_BEFORE_RENEWAL: Final = 0.6  # a rotation that begins here is over before a third of life is left
+# Share of its life after which a CA is renewed: the rotation ends before a third is left.
+LIFE_BEFORE_RENEWAL: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """Settings of the rotation."""
+    """Waits between the steps of a rotation, and how long certificates are valid."""
 
     dns_names: tuple[str, ...]
     settle: timedelta = timedelta(seconds=60)
@@ -68,8 +69,9 @@ class Seen:
     secret: Material
     published: Mapping[Place, Anchors]
     now: datetime
-    shown: Mapping[str, bytes | None] = field(default_factory=dict)  # DER by address; None: no answer
-    is_clock_doubtful: bool = False  # the clock jumped since the last look: waits start anew
+    # Certificate that each replica serves, in DER, by address; None: no answer.
+    shown: Mapping[str, bytes | None] = field(default_factory=dict)
+    is_clock_doubtful: bool = False  # the clock jumped since the last look, so that waits start anew
 
     @property
     def signer(self) -> CA | None:
@@ -139,10 +141,10 @@ class CreateCA:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write caBundles."""
+    """Write the caBundles of webhook configurations."""
 
     bundles: Mapping[Place, Anchors]
-    is_repair: bool = False  # the missing authority had been published, or should have been
+    is_repair: bool = False  # the missing CA had been published before, or should have been
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to do."""
+    """Do nothing, because nothing is due."""
 
 
 Step = (
@@ -278,7 +280,8 @@ def _authority(seen: Seen) -> CreateCA | None:
         return CreateCA()
     if seen.next_authority:
         return None
-    was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})  # and was damaged since then
+    # A rotation was begun, and the next CA was damaged since then.
+    was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})
     if was_begun or seen.is_due(seen.signer.certificate):
         return CreateCA()
     is_over = all(seen.is_expired(anchor) for anchor in secret.old)

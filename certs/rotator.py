@@ -53,15 +53,17 @@ if TYPE_CHECKING:
     from certs.material import Anchors
     from certs.metrics import Metrics
 
-JUMP: Final = timedelta(seconds=5)  # longer than scheduling delays, shorter than any wait
-STEPS_AT_ONCE: Final = 50  # a whole rotation has about ten; more mean two writers that undo each other
+# Jump of the wall clock: longer than scheduling delays, shorter than any wait.
+JUMP: Final = timedelta(seconds=5)
+# Steps in a row; a whole rotation has about ten, and more mean two writers that undo each other.
+STEPS_AT_ONCE: Final = 50
 UNMARKED: Final[Mapping[str, str | None]] = {PUBLISHED: None, SHOWN: None}
 
 logger = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """Wall clock and monotonic clock."""
+    """The wall clock and the monotonic clock that a rotation reads."""
 
     def now(self) -> datetime:
         """Return the wall clock's time."""
@@ -167,7 +169,7 @@ class Rotator:
             case _:
                 self._cluster.write_secret(self._change(step, look.seen), look.version)
                 self._note(step)
-        self._is_doubtful = False  # no mark is left that a jump of the clock could have falsified
+        self._is_doubtful = False  # there is no mark left that a jump of the clock could have made wrong
 
     def _note(self, step: Step) -> None:
         self._metrics.steps.labels(type(step).__name__).inc()
