@@ -16,9 +16,9 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DEPTH_LIMIT: Final = 200  # twice the nesting of any Kubernetes object
+DEPTH_LIMIT: Final = 200  # nested levels: twice those of any Kubernetes object
 SIZE_LIMIT: Final = 2**25  # characters of a file with its aliases expanded; an object has at most 3 MB
-NODE_SIZE: Final = 8  # least characters of a value, with key and indentation
+NODE_SIZE: Final = 8  # least characters that a value takes, with key and indentation
 
 _NULL: Final = re.compile(r"~|null|Null|NULL|")
 _BOOL: Final = re.compile(
@@ -26,7 +26,7 @@ _BOOL: Final = re.compile(
 )
 _INT: Final = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_LONG: Final = 64  # a number with more digits than this is read as text
+_LONG: Final = 64  # digits; a longer number is read as text
 _TAG: Final = "tag:yaml.org,2002:"
 _MERGE: Final = "<<"
 
@@ -78,8 +78,9 @@ class _Reader:
 
     parser: yaml.CSafeLoader
     size: int = 0
-    deepest: int = 0  # levels below the root of the value being built
-    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)  # by name: value, size, levels
+    deepest: int = 0  # number of levels below the root of the value being built
+    # Value, size and levels of each anchor, by its name.
+    anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
 
     def documents(self) -> Iterator[tuple[int, Any]]:
         while (event := self.parser.get_event()) is not None:
@@ -219,7 +220,7 @@ def _integer(text: str) -> Any:
     digits = text.replace("_", "").lstrip("+-")
     try:
         size = int("0o" + digits[1:], 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
-    except ValueError:  # `0_`, `0x_`: without digits
+    except ValueError:  # for example `0_` and `0x_`, which have no digits
         return _finite(text)
     value = -size if text.startswith("-") else size
     return value if -(2**63) <= value < 2**64 else float(value)
@@ -237,7 +238,8 @@ def _finite(text: str) -> Any:
 def _explained(error: yaml.MarkedYAMLError, text: str) -> BadYAML:
     mark = error.problem_mark or error.context_mark
     lines = text.splitlines() or [""]
-    at = min(int(mark.line), len(lines) - 1) if mark else 0  # a missing token is reported after the last line
+    # The reader reports a missing token after the last line.
+    at = min(int(mark.line), len(lines) - 1) if mark else 0
     indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
     why = str(error.problem or error.context)
     remedy = "indent it with spaces, here is a tab" if "\t" in indent else "fix the YAML here or just above"

@@ -37,7 +37,7 @@ class JSONFormatter(logging.Formatter):
 def _json(line: dict[str, Any]) -> str:
     try:
         return _encode(line).decode()
-    except UnicodeEncodeError:  # lone surrogate: os.fsdecode returns one for each byte that is not UTF-8
+    except UnicodeEncodeError:  # a lone surrogate: os.fsdecode returns one for each byte that is not UTF-8
         return json.dumps(msgspec.to_builtins(line, enc_hook=str, str_keys=True), ensure_ascii=False)
 
 

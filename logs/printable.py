@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Final
 
-SUSPECT: Final = re.compile(r"[^ -~]")  # the characters to check
+SUSPECT: Final = re.compile(r"[^ -~]")  # characters that have to be checked
 # Default_Ignorable_Code_Point of Unicode that str.isprintable() accepts although a terminal hides them.
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
