@@ -17,7 +17,7 @@ from agent.quiet.interfaces import few
 from logs.printable import plain
 from pinning.machine.cpuset import EMPTY
 from pinning.machine.interrupts import NO_STAY
-from pinning.planning.noise import note_of, stays_of
+from pinning.planning.noise import match_globs, note_of, stays_of
 from pinning.truncate import NAME, truncate
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class KeptLookup:
         # Inputs from which the cached values below were computed.
         self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None
         self._again = 0.0
-        self._names: dict[str, str] = {}
-        self._devices: dict[str, Collection[str]] = {}
         self._stays: Mapping[str, Stay] = {}
         # Cached by owner, because globs are compared with every name of the node.
         self._notes: dict[Owner, str] = {}
@@ -56,18 +54,19 @@ class KeptLookup:
     def follow(self, keeps: Keeps) -> Mapping[str, Stay]:
         """Return the interrupts that stay, by number; raise Unavailable if the kernel's files cannot be used."""
         if not keeps:
-            self._seen, self._names, self._devices, self._stays, self._notes = None, {}, {}, {}, {}
+            self._seen, self._stays, self._notes = None, {}, {}
             return self._stays
         seen = keeps, dict.fromkeys(self._interrupts.numbers()) | self._interrupts.identities()
         now = self._monotonic()
         if seen == self._seen and now < self._again:
             return self._stays
         self._seen, self._again = seen, now + LOOK_SECONDS
-        self._names = dict(self._named(seen[1])) if any(keep.globs for keep in keeps) else {}
+        names = dict(self._named(seen[1])) if any(keep.globs for keep in keeps) else {}
         addresses = {device.address for keep in keeps for device in keep.devices if device.address}
-        self._devices = {address: self._interrupts.of_device(address) for address in addresses}
-        self._stays = stays_of(keeps, self._names, self._devices)
-        self._notes = {keep.owner: note_of(keep, self._names, self._devices) for keep in keeps}
+        devices = {address: self._interrupts.of_device(address) for address in addresses}
+        matches = match_globs(keeps, names)
+        self._stays = stays_of(keeps, matches, devices)
+        self._notes = {keep.owner: note_of(keep, matches, devices) for keep in keeps}
         return self._stays
 
     def _named(self, numbers: Collection[str]) -> dict[str, str]:

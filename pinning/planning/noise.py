@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, NamedTuple
 
 from pinning.contract import IrqWord
@@ -18,7 +19,7 @@ from pinning.machine.interrupts import Stay
 from pinning.truncate import NAME, listed, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from pinning.machine.near import Device
     from pinning.planning.ledger import Assignment
@@ -74,43 +75,61 @@ def _device_users(pool: PodPool) -> tuple[str, ...]:
     return tuple(name for name in pool.lasting if name in pool.irq_devices)
 
 
+class Matches(NamedTuple):
+    """The interrupts that each glob matches: a bit for each, because every glob of a node may match thousands."""
+
+    numbers: tuple[str, ...]  # of interrupts with a name
+    bits: Mapping[str, int]  # by glob
+
+    def of(self, globs: Iterable[str]) -> set[str]:
+        """Return the numbers of the interrupts that one of the globs matches."""
+        bits = reduce(or_, map(self.bits.__getitem__, globs), 0)
+        return {number for at, number in enumerate(self.numbers) if bits >> at & 1} if bits else set()
+
+
+def match_globs(keeps: Iterable[Keep], names: Mapping[str, str]) -> Matches:
+    """Compare the globs of all containers with the names of interrupts; a glob of many containers is compared once.
+
+    `names` are those of the interrupts' actions by number, several by spaces: a glob matches all of them, or one.
+    """
+    numbers = tuple(number for number, name in names.items() if name)
+    words: dict[str, int] = {}
+    for at, number in enumerate(numbers):
+        for word in {names[number], *names[number].split(" ")}:
+            words[word] = words.get(word, 0) | 1 << at
+    globs = {glob for keep in keeps for glob in keep.globs}
+    return Matches(numbers, {glob: reduce(or_, _bits(glob, words), 0) for glob in globs})
+
+
+def _bits(glob: str, words: Mapping[str, int]) -> Iterator[int]:
+    return map(words.__getitem__, filter(_pattern(glob).match, words))
+
+
+@lru_cache(maxsize=1024)
+def _pattern(glob: str) -> re.Pattern[str]:
+    return re.compile(translate(glob))
+
+
 def stays_of(
-    keeps: Iterable[Keep], names: Mapping[str, str], devices: Mapping[str, Collection[str]]
+    keeps: Iterable[Keep], matches: Matches, devices: Mapping[str, Collection[str]]
 ) -> dict[str, Stay]:
     """Return the CPUs on which interrupts may stay by number, without those that leave all quiet CPUs.
 
-    `names` are those of the interrupts' actions, several by spaces, and `devices` the interrupts of a device by its
-    address.
+    `devices` are the interrupts of a device by its address.
     """
     stays: dict[str, Stay] = {}
     for keep in keeps:
         own = {number for device in keep.devices for number in devices.get(device.address, ())}
         for number in own:
             stays[number] = stays.get(number, Stay()).at_home(keep.cpus)
-        for number in _matching(keep, names) - own:
+        for number in matches.of(keep.globs) - own:
             stays[number] = stays.get(number, Stay()).allowed(keep.cpus)
     return stays
 
 
-def _matching(keep: Keep, names: Mapping[str, str]) -> set[str]:
-    return {number for number, name in names.items() if _matches(name, keep.globs)} if keep.globs else set()
-
-
-def _matches(names: str, globs: tuple[str, ...]) -> bool:
-    """Return whether a glob matches the names of an interrupt, or one of them: some have several drivers."""
-    matches = _pattern(globs).match
-    return bool(names) and any(map(matches, (names, *names.split(" "))))
-
-
-@lru_cache(maxsize=512)
-def _pattern(globs: tuple[str, ...]) -> re.Pattern[str]:
-    """Return one expression for several globs: every name of a node is compared with it."""
-    return re.compile("|".join(map(translate, globs)))
-
-
-def note_of(keep: Keep, names: Mapping[str, str], devices: Mapping[str, Collection[str]]) -> str:
+def note_of(keep: Keep, matches: Matches, devices: Mapping[str, Collection[str]]) -> str:
     """Return the parts of a policy that match no interrupt, with the reason; empty if all match some."""
-    return "; ".join(filter(None, (_device_note(keep, devices), _glob_note(keep, names))))
+    return "; ".join(filter(None, (_device_note(keep, devices), _glob_note(keep, matches))))
 
 
 def _device_note(keep: Keep, devices: Mapping[str, Collection[str]]) -> str:
@@ -128,7 +147,6 @@ def _device_note(keep: Keep, devices: Mapping[str, Collection[str]]) -> str:
     )
 
 
-def _glob_note(keep: Keep, names: Mapping[str, str]) -> str:
-    known = set(names.values())
-    unused = [glob for glob in keep.globs if not any(_matches(name, (glob,)) for name in known)]
+def _glob_note(keep: Keep, matches: Matches) -> str:
+    unused = [glob for glob in keep.globs if not matches.bits[glob]]
     return f"no interrupt has a name like {listed(truncate(glob, NAME) for glob in unused)}" if unused else ""

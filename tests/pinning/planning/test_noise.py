@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Stay
 from pinning.machine.near import Device
+from pinning.planning import noise
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
-from pinning.planning.noise import Keep, keeps_of, note_of, quiet_sharers, stays_of
+from pinning.planning.noise import Keep, keeps_of, match_globs, note_of, quiet_sharers, stays_of
 from pinning.planning.observed import Owner
 from pinning.pods.irq_policy import IrqPolicy, irq_flaw
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
@@ -83,7 +84,7 @@ def test_interrupts_stay_on_the_cpus_of_containers_that_name_them(
     keeps: list[Keep], stays: dict[str, Stay]
 ) -> None:
     """A glob draws no interrupt to the container's CPUs; the interrupts of its devices have these as their home."""
-    assert stays_of(keeps, NAMES, ADDRESSES) == stays
+    assert stays_of(keeps, match_globs(keeps, NAMES), ADDRESSES) == stays
 
 
 @table(
@@ -112,7 +113,19 @@ def test_interrupts_stay_on_the_cpus_of_containers_that_name_them(
 )
 def test_what_has_no_interrupt_is_said(held: Keep, note: str) -> None:
     """Neither addresses nor interrupts of others are in the message."""
-    assert note_of(held, NAMES, ADDRESSES) == note
+    assert note_of(held, match_globs([held], NAMES), ADDRESSES) == note
+
+
+def test_a_glob_of_many_containers_is_compared_once() -> None:
+    """With 110 containers and 4,000 interrupts each comparison less saves a millisecond of every round."""
+    keeps = [keep(str(cpu), "*-rx-*", "eth7*", owner=Owner(str(cpu), "c0")) for cpu in range(110)]
+    before = noise._pattern.cache_info()
+    matches = match_globs(keeps, NAMES)
+    after = noise._pattern.cache_info()
+
+    assert (after.hits + after.misses) - (before.hits + before.misses) == 2
+    assert matches.of(["*-rx-*", "eth7*"]) == {"25", "26", "27"}
+    assert matches.of(["eth7*"]) == matches.of([]) == set()
 
 
 @given(
@@ -122,7 +135,8 @@ def test_what_has_no_interrupt_is_said(held: Keep, note: str) -> None:
 def test_any_admitted_glob_can_be_compared(glob: str, name: str) -> None:
     """No glob of a user is an error for the agent."""
     assert irq_flaw(glob) == ""
-    found = stays_of([keep("4", *IrqPolicy(glob).names)], {"25": name}, {})
+    held = keep("4", *IrqPolicy(glob).names)
+    found = stays_of([held], match_globs([held], {"25": name}), {})
     assert found in ({}, {"25": may("4")})
 
 
