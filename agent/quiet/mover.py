@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -60,6 +61,9 @@ class _Round:
     identities: dict[str, int | None] = field(default_factory=dict)
     # Numbers that were freed and requested again since they were recorded.
     reborn: set[str] = field(default_factory=set)
+    identified: set[str] = field(
+        default_factory=set
+    )  # numbers that stand for the interrupt that was recorded
     ours: set[str] = field(default_factory=set)  # numbers whose affinity was written in an earlier round
     gone: int = 0
     foreign: dict[str, CPUSet] = field(default_factory=dict)
@@ -110,6 +114,7 @@ class InterruptMover:
 
     def __init__(self, interrupts: Interrupts, store: TakenStore, monotonic: Callable[[], float]) -> None:
         self._interrupts = interrupts
+        self._label = partial(_label, interrupts)
         self._store = store
         self._monotonic = monotonic
         self._proven: dict[str, CPUSet] = {}  # affinities that were written and read back, by number
@@ -211,6 +216,8 @@ class InterruptMover:
         if decision.write is None and not decision.is_foreign:
             return decision
         name = self._interrupts.name(number)
+        if taken and not name and number in now.identified:
+            name = taken.name  # released for a while by its driver, as by that of a network card that is down
         if taken and taken.name and name != taken.name:  # the number now belongs to another driver
             taken = self._record_at_birth(now, number, affinity, name)
             decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take)
@@ -226,7 +233,11 @@ class InterruptMover:
     def _forget_freed(self, now: _Round) -> None:
         """Find numbers that now stand for another interrupt, and drop the records of the earlier one."""
         for number, before in (self._store.known or {}).items():
-            if before is not None and before != now.identities.get(number, before):
+            if before is None:
+                continue
+            if before == now.identities.get(number, before):
+                now.identified.add(number)
+            else:
                 now.reborn.add(number)
                 self._proven.pop(number, None)
                 self._fixed.pop(number, None)
@@ -346,15 +357,16 @@ class InterruptMover:
             self._store.change(kept, dropped, known)
         self._proven = {number: it for number, it in self._proven.items() if number in self._store.taken}
 
-    def _label(self, number: str) -> str:
-        """Return a readable name: the number with its actions."""
-        if number == DEFAULT:
-            return "interrupts of drivers loaded later"
-        try:
-            name = self._interrupts.name(number)
-        except AgentError:
-            name = ""
-        return f"{number} ({truncate(plain(name), NAME)})" if name else number
+
+def _label(interrupts: Interrupts, number: str) -> str:
+    """Return a readable name: the number with its actions."""
+    if number == DEFAULT:
+        return "interrupts of drivers loaded later"
+    try:
+        name = interrupts.name(number)
+    except AgentError:
+        name = ""
+    return f"{number} ({truncate(plain(name), NAME)})" if name else number
 
 
 def _in_order(decisions: Mapping[str, Decision]) -> list[str]:

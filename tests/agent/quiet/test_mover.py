@@ -209,6 +209,19 @@ def test_interrupt_requested_again_is_neither_a_conflict_nor_fixed(node: Node) -
     assert node.shown()["26"] == "0-3,6-7"
 
 
+@pytest.mark.parametrize("name", ["", "eth0-rx-0"])
+def test_interrupt_of_a_card_that_is_down_gets_its_original(tmp_path: Path, name: str) -> None:
+    """Its driver releases it, and it keeps its affinity and its identity until the card is up again."""
+    node = Node(tmp_path, irq25="4", irq26="2")
+    node.round("4-5")
+    node.kernel.names["25"] = ""
+    node.round("4-6")
+    node.start()
+    node.kernel.names["25"] = name
+    node.round()
+    assert node.shown() == {DEFAULT: "0-7", "25": "4", "26": "2"}
+
+
 def test_without_identities_a_number_stands_for_one_interrupt_while_its_driver_stays(node: Node) -> None:
     """Identities that were known once are kept for a round in which the kernel shows none."""
     node.round("4-5")
