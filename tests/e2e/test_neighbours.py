@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from pinning.contract import ISOLATED_CORES
+from pinning.pods.claims import read_pod
 from tests.e2e.conftest import ANNOTATED, MESHED
 from tests.environments.cluster.registered import Cluster, Registered, launcher_document, pod_document
-from tests.pods import CORES, container
+from tests.environments.server.catalog import NEWEST
+from tests.pods import CORES, SMT, container
 
 
 def names(stored: dict[str, list[dict[str, str]]], kind: str) -> list[str]:
@@ -54,3 +61,21 @@ def test_sidecar_into_a_pod_that_is_none_of_ours(registered: Registered) -> None
     stored = cluster.created(pod_document("it"))["spec"]
     assert not {"cmk-install-dir", "cmk-config-dir"} & set(names(stored, "volumes"))
     assert cluster.webhook.reviews() == before
+
+
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_a_sidecar_of_a_later_webhook_ends_no_budget(registered: Registered) -> None:
+    """The API server would fill in no pod-level limit beside a container without one, and the pool would be gone."""
+    cluster = registered.namespace({MESHED: ""})
+    pod = pod_document("it", container("main", "2"), container("side", "1"), annotations={SMT: "isolate"})
+    pod["spec"]["resources"] = {"requests": {"cpu": "4"}}
+    stored: Any = cluster.created(pod)
+    pool = read_pod(stored).pool
+    assert pool
+    assert pool.pool
+    assert (pool.count, pool.pool.lasting) == (1, ("proxy",))
+    assert stored["spec"]["resources"]["limits"]["cpu"] == "4"
+    amounts = [
+        (it["resources"].get("limits") or {}).get(ISOLATED_CORES) for it in stored["spec"]["containers"]
+    ]
+    assert amounts == ["3", "1", None]

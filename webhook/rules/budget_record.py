@@ -1,7 +1,7 @@
-"""The record of a pod's budget, which shows validation that the API server dropped `spec.resources`. Pure.
+"""A pod's budget against what happens to it after mutation: its amounts and its record. Pure.
 
-An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows the field to mutating
-webhooks and drops it before it validates the pod.
+An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows `spec.resources` to
+mutating webhooks and drops it before it validates the pod. Webhooks that are called later may add containers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,29 @@ if TYPE_CHECKING:
 
 FIELD: Final = "spec.resources"
 _POINTER: Final = f"/metadata/annotations/{escaped(POD_BUDGET)}"
-_COUNTS: Final = (WHOLE_CORES, ISOLATED_CORES, NUMA_CPUS)
+POOL_COUNTS: Final = (WHOLE_CORES, ISOLATED_CORES, NUMA_CPUS)
 _REMEDY: Final = "switch that gate on, or remove spec.resources and give the containers CPUs of their own"
+
+
+def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
+    """Yield the pod-level CPU request or limit of a budget that the API server would fill in.
+
+    It fills them in after all webhooks, from what the containers state by then, so that a container that a later webhook
+    adds without a CPU limit, or with a request, would end the budget.
+    """
+    if not pod_claims.pod_level:
+        return
+    resources, cpus = (pod.get("spec") or {}).get("resources") or {}, str(pod_claims.pod_level.cpus)
+    for kind, stated in (("requests", resources.get("requests")), ("limits", resources.get("limits"))):
+        if not stated:
+            yield add(f"/spec/resources/{kind}", {"cpu": cpus})
+        elif "cpu" not in stated:
+            yield add(f"/spec/resources/{kind}/cpu", cpus)
 
 
 def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
     """Yield the record of the pod's budget; that of another pod, from which this one was copied, is replaced or removed."""
-    recorded = _record(pod)
+    recorded = record_of(pod)
     cpus = str(pod_claims.pod_level.cpus) if pod_claims.pod_level else None
     if cpus is not None and cpus != recorded:
         yield add(_POINTER, cpus)
@@ -37,11 +53,16 @@ def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
         yield remove(_POINTER)
 
 
+def record_of(pod: Pod) -> str | None:
+    """Return the record of a pod that was mutated with a budget, or copied from such a pod."""
+    return ((pod.get("metadata") or {}).get("annotations") or {}).get(POD_BUDGET)
+
+
 def dropped(pod: Pod) -> Iterator[Cause]:
     """Warn that a pod was sent with a budget and is stored without one."""
     if _is_dropped(pod):
         message = (
-            f"the pod was sent with a budget of {truncate(_record(pod) or '', VALUE)} CPUs, which the API server drops because"
+            f"the pod was sent with a budget of {truncate(record_of(pod) or '', VALUE)} CPUs, which the API server drops because"
             f" its feature gate PodLevelResources is off: containers without CPUs of their own run in the shared set; {_REMEDY}"
         )
         yield Cause(FIELD, message, flaw=("dropped budget",))
@@ -52,7 +73,7 @@ def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
     if not _is_dropped(pod):
         return
     for member in pod_claims.members:
-        for resource in _COUNTS if pod_claims.claim_of(member.name) is None else ():
+        for resource in POOL_COUNTS if pod_claims.claim_of(member.name) is None else ():
             if resource in member.requests:
                 given = shown(member.requests[resource])
                 message = (
@@ -62,9 +83,5 @@ def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
                 yield Cause(f"{member.path}.resources.requests[{resource}]", message)
 
 
-def _record(pod: Pod) -> str | None:
-    return ((pod.get("metadata") or {}).get("annotations") or {}).get(POD_BUDGET)
-
-
 def _is_dropped(pod: Pod) -> bool:
-    return _record(pod) is not None and not (pod.get("spec") or {}).get("resources")
+    return record_of(pod) is not None and not (pod.get("spec") or {}).get("resources")

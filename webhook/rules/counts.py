@@ -47,6 +47,11 @@ GROWN: Final = (
     f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
+REMOVE: Final = "remove it, corepin sets it where it is counted"
+REMOVE_OR_REORDER: Final = (
+    f"{REMOVE}; if the pod was sent without it, another webhook changed the pod after corepin had counted: rename one of the"
+    " two webhook configurations so that corepin's is called last"
+)
 _REQUIRED: Final = f"{DEVICE_POLICY.partition('.')[0]} {DevicePolicy.REQUIRE}"
 
 
@@ -180,22 +185,20 @@ def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
     }
 
 
-def wrong_counts(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
-    """Refuse counts of the user's own that differ from what the claims take."""
-    for member, need in _miscounted(pod_claims, settings):
+def wrong_counts(pod_claims: PodClaims, settings: Settings, remedy: str = REMOVE) -> Iterator[Cause]:
+    """Refuse counts that differ from what the claims take; they are the user's own, unless the remedy says otherwise."""
+    for member, need, _ in miscounted(pod_claims, settings):
         given = shown(member.requests[need.resource])
         taken = f"{given} differs from the {need.amount} {need.unit} that"
-        yield Cause(
-            _field(member, need),
-            f"{taken} {need.policy} takes; remove it, corepin sets it where it is counted",
-        )
+        yield Cause(_field(member, need), f"{taken} {need.policy} takes; {remedy}")
 
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change what the scheduler counts for the container."""
     was = _by_container(before, partial(_needs, before, settings=settings))
     together = dict(_together(after, settings))
-    for member, need in chain(_miscounted(after, settings), _missing(after, settings)):
+    wrong = ((member, need) for member, need, _ in miscounted(after, settings))
+    for member, need in chain(wrong, _missing(after, settings)):
         given = member.requests.get(need.resource, 0)
         message = f"the scheduler still counts {shown(given)} {need.unit} for container {member.called}"
         remedy = GROWN if need.least > parse_quantity(given) else SHRUNK
@@ -223,15 +226,21 @@ def _field(member: Member, need: Need) -> str:
     return f"{member.path}.resources.requests[{need.resource}]"
 
 
-def _miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
-    """Yield the containers for which the scheduler counts another amount than their claims take."""
+def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
+    """Yield the containers for which the scheduler counts another amount than their claims take, with that amount."""
     needs_of = partial(_needs, pod_claims, settings=settings)
     for container, needs in _by_container(pod_claims, needs_of).items():
         member = pod_claims.member_called(container)
         for need in needs:
             given = member.requests.get(need.resource)
-            if given is not None and not need.least <= (whole(given) or 0) <= need.most:
-                yield member, need
+            if given is not None and not need.least <= (amount := whole(given) or 0) <= need.most:
+                yield member, need, amount
+
+
+def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, str]]:
+    """Return the containers and the resources that can count their claims."""
+    needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    return frozenset((container, need.resource) for container, listed in needs.items() for need in listed)
 
 
 def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:

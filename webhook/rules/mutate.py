@@ -1,8 +1,8 @@
 """Mutation plan for a new pod: CMK contract, scheduler counts, sidecar limits, NRI annotations, guest file, gate. Pure.
 
 A plan is a list of JSON Patch operations with warnings. It is minimal and idempotent: planning for the patched pod
-gives no operation. It removes only the API token of an account that the webhook sets, and replaces only the record of
-limits that a LimitRange filled in; everything else is added.
+gives no operation. It removes only the API token of an account that the webhook sets, and replaces only what it wrote
+itself: the records about a budget, and counts that another webhook has made wrong; everything else is added.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pinning.pods.budget import filled_in, kept_names
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
-from webhook.rules.budget_record import plan_record
+from webhook.rules.budget_record import plan_amounts, plan_record
 from webhook.rules.counts import counts_of_pod, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
 from webhook.rules.injection import NOTHING, joined, merged
 from webhook.rules.nri_annotations import plan_nri_annotations
 from webhook.rules.patch import Operation, add, clashes, escaped, missing, wanted
+from webhook.rules.recounts import plan_recounts
 from webhook.rules.sidecars import plan_limits
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     more = merged({POD: plan_nri_annotations(pod_claims, settings)}, core_limits, limits, guest_file)
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += _keep_filled_in(pod, pod_claims)
+    operations += plan_amounts(pod, pod_claims)
     operations += plan_record(pod, pod_claims)
+    operations += plan_recounts(pod, pod_claims, settings)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
         return Plan(tuple(operations), few(limit_warnings))

@@ -31,8 +31,8 @@ from pinning.pods.qos import qos_class
 from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown, whole_cpus
 from pinning.truncate import few
-from webhook.rules.budget_record import counted_for_dropped, dropped
-from webhook.rules.counts import recounted, wrong_counts
+from webhook.rules.budget_record import counted_for_dropped, dropped, record_of
+from webhook.rules.counts import REMOVE, REMOVE_OR_REORDER, recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
 from webhook.rules.mutate import plan_injection, wants_injection
@@ -69,7 +69,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
         counted_for_dropped(pod, pod_claims),
         _causes(pod_claims, settings),
         taken_names(pod),
-        wrong_counts(pod_claims, settings),
+        wrong_counts(pod_claims, settings, REMOVE if record_of(pod) is None else REMOVE_OR_REORDER),
         _not_guaranteed(pod, pod_claims),
         _not_injected(pod, pod_claims, settings, injection),
     )
