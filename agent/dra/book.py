@@ -48,6 +48,9 @@ class ClaimBook:
         # Runs until a pass is requested for the claims read so far.
         self._gathering: asyncio.TimerHandle | None = None
         self._released: set[str] = set()
+        self._releasing: frozenset[str] = frozenset()  # claims that the newest pass may release
+        # Claims given back that the last pass kept, because containers run on their CPUs.
+        self._in_use: frozenset[str] = frozenset()
         self._begun = 0  # number of the newest pass; passes do not overlap
         # The last pass that may give back a claim which is in Prepare again: its ledger says nothing about the claim.
         self._stale_until: dict[str, int] = {}
@@ -67,11 +70,13 @@ class ClaimBook:
         self._begun += 1
         grants, asked = self.grants or {}, self._asked
         self._released = {uid for uid in self._released if uid in known or uid in grants or uid in asked}
-        return frozenset(self._released)
+        self._releasing = frozenset(self._released)
+        return self._releasing
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str]) -> None:
         """Receive the ledger that a pass saved, and the reasons for claims without CPUs."""
         self.grants, self._waiting = ledger.claims, waiting
+        self._in_use = self._releasing & ledger.claims.keys()
         self._stale_until = {uid: last for uid, last in self._stale_until.items() if last >= self._begun}
         self._passed.set()
         self._passed = asyncio.Event()
@@ -109,6 +114,11 @@ class ClaimBook:
         grant = (self.grants or {}).get(uid)
         is_valid = uid not in self._released and uid not in self._stale_until
         return grant if grant and grant.is_prepared and is_valid else None
+
+    def served(self, uid: str) -> ClaimGrant | None:
+        """Return the CPUs of a claim that containers may have: a prepared one, or one given back while they run."""
+        kept = (self.grants or {}).get(uid) if uid in self._in_use else None
+        return self.prepared(uid) or kept
 
     def _granted_for(self, claim: DeviceClaim) -> ClaimGrant | None:
         """Return the CPUs of a prepared claim, None also if they are of another allocation."""
@@ -197,12 +207,16 @@ class ClaimBook:
                 del self._callers[claim.uid], self._asked[claim.uid]
 
     async def unprepare(self, uid: str) -> str:
-        """Give the CPUs of a claim back; return why that is not saved yet, empty if it is, or if it holds none."""
+        """Give the CPUs of a claim back; return why that is not saved yet, empty if it is, or if it holds none.
+
+        It is also empty if containers still run on them: the kubelet must go on, and a later pass releases them.
+        """
         self._released.add(uid)
+        self._in_use -= {uid}
         self.request_pass()
         try:
             async with asyncio.timeout(self._wait_seconds):
-                while self.grants is None or uid in self.grants:
+                while self.grants is None or (uid in self.grants and uid not in self._in_use):
                     await self._passed.wait()
         except TimeoutError:
             return "the CPUs of the claim are not given back yet: see the log of corepin's agent"

@@ -80,6 +80,12 @@ class CDIFiles:
             if path.name not in names:
                 path.unlink(missing_ok=True)
 
+    def besides(self, grants: Iterable[ClaimGrant]) -> list[str]:
+        """Return the uids of claims that have a file here and are not among these."""
+        known = {self._path(grant.claim.uid).name for grant in grants}
+        names = (path.name for path in self._ours() if path.name not in known)
+        return list(filter(is_uid, (name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in names)))
+
     def given(self) -> tuple[ClaimGrant, ...]:
         """Return the claims that an earlier agent served, by its files; unreadable files are skipped."""
         found = []

@@ -45,8 +45,8 @@ class ClosedBook:
             self.left[uid] = namespace, name
         return RefusedPrepare(Cause.GONE, f"claim {namespace}/{name}: {CLOSED}")
 
-    def prepared(self, uid: str) -> None:
-        """Return None: no claim is prepared any more."""
+    def served(self, uid: str) -> None:
+        """Return None: no claim is served any more."""
 
     async def unprepare(self, uid: str) -> str:
         """Answer an Unprepare: the claim counts as given back."""

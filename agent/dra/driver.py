@@ -20,7 +20,7 @@ from apiserver.errors import APIError
 from pinning.dra.claims import BadClaim, SeenClaims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
     from agent.dra.claim_metrics import ClaimMetrics
@@ -57,6 +57,7 @@ class DRADriver:
         self._files = CDIFiles(cdi)
         self._metrics = metrics
         self.plugin = KubeletPlugin(kubelet_root, node, self.book, self._files, metrics)
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         # Claims in the CDI files of an earlier agent; None: not read yet.
         self._found: tuple[ClaimGrant, ...] | None = None
         # Uids of pods that the watch shows, or that have live containers.
@@ -141,11 +142,13 @@ class DRADriver:
                 await asyncio.sleep(backoff.next())
 
     async def _keep_files(self) -> None:
-        """Write CDI files again that another program deleted, or that could not be written when the agent started."""
+        """Write missing CDI files again, and delete those of claims that a pass released without an Unprepare."""
         problem = ""
         while True:
-            await asyncio.sleep(self._files_seconds)
-            prepared = [grant for grant in (self.book.grants or {}).values() if grant.is_prepared]
+            await self._sleep(self._files_seconds)
+            if self.book.grants is None:  # all files would count as those of other claims
+                continue
+            prepared = [grant for grant in self.book.grants.values() if grant.is_prepared]
             try:
                 await self.plugin.keep_files(prepared)
             except OSError as error:

@@ -44,12 +44,12 @@ class Book(Protocol):
         """Return the CPUs of a claim, the claim if no device of it is ours, or why it is not prepared."""
         ...
 
-    def prepared(self, uid: str) -> ClaimGrant | None:
-        """Return the CPUs of a prepared claim; None if it has none, or is being given back."""
+    def served(self, uid: str) -> ClaimGrant | None:
+        """Return the CPUs of a claim that containers may have: a prepared one, or one given back while they run."""
         ...
 
     async def unprepare(self, uid: str) -> str:
-        """Give the CPUs of a claim back; return why that is not done yet, empty if it is."""
+        """Take a claim back; return why that is not done yet, empty if it is, or if containers still run on its CPUs."""
         ...
 
 
@@ -173,13 +173,18 @@ class KubeletPlugin:
         )
 
     async def keep_files(self, grants: Iterable[ClaimGrant]) -> None:
-        """Write the files of prepared claims that another program deleted or changed; raise OSError.
+        """Write the files of prepared claims that another program deleted or changed, and delete all others of ours.
 
-        The kubelet prepares a claim once, so that without its file no container of it could be restarted.
+        The kubelet prepares a claim once, so that without its file no container of it could be restarted. A claim may have
+        been released since the kubelet gave it back. Raise OSError.
         """
-        for grant in await asyncio.to_thread(self._files.wrong, grants):
-            if self._book.prepared(grant.claim.uid) == grant:
+        prepared = tuple(grants)
+        for grant in await asyncio.to_thread(self._files.wrong, prepared):
+            if self._book.served(grant.claim.uid) == grant:
                 await self._on_file(grant.claim.uid, partial(self._write_again, grant))
+        for uid in await asyncio.to_thread(self._files.besides, prepared):
+            if self._book.served(uid) is None:
+                await self._on_file(uid, partial(self._files.remove, uid))
 
     def _write_again(self, grant: ClaimGrant) -> None:
         if self._files.write(grant):
@@ -230,6 +235,10 @@ class KubeletPlugin:
         error = await self._book.unprepare(claim.uid)
         if error:
             return error
+        if grant := self._book.served(claim.uid):
+            facts = {"claim": grant.claim.full_name, "kept": str(grant.footprint)}
+            logger.warning("claim given back while it is used", extra={"facts": facts})
+            return ""
         try:
             await self._on_file(claim.uid, partial(self._files.remove, claim.uid))
         except OSError as problem:

@@ -89,7 +89,7 @@ class ClaimGrant:
 
     claim: DeviceClaim
     cpus: tuple[CPUSet, ...]
-    # Whether the kubelet prepared the claim: then only its Unprepare releases the CPUs.
+    # Whether the kubelet prepared the claim: then it stays until the kubelet has given it back.
     is_prepared: bool = False
 
     @property

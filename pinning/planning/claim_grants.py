@@ -1,9 +1,10 @@
 """CPUs for ResourceClaims, and for the containers that name them, in one pass over a node.
 
 A claim gets whole cores of the device that the scheduler chose. Once the kubelet has asked for it, only the kubelet
-gives it back: containers and pods of a claim come and go, and its CPUs stay. A kubelet that lost its state gives nothing
-back: where it asks for a claim that was allocated anew, the CPUs of the allocation before are released once the pods
-of that one are gone. Without the driver (`claims` is None) the claims of the checkpoint keep their CPUs until their
+gives it back: containers and pods of a claim come and go, and its CPUs stay. They are released once the kubelet has given
+the claim back and no container of its pods runs: a kubelet that lost its state, or deletes a pod by force, may give back
+what running containers use. A kubelet that lost its state may also give nothing back: where it asks for a claim that was
+allocated anew, the CPUs of the allocation before are released once the pods of that one are gone. Without the driver (`claims` is None) the claims of the checkpoint keep their CPUs until their
 pods are gone.
 """
 
@@ -132,7 +133,7 @@ class ClaimPlanner:
         """Return whether a claim is released; an unread claim, as after a reboot, is not."""
         seen = self._draft.observed.claims
         if seen and uid in seen.released:
-            return True
+            return not self._is_running(grant)
         if seen and grant.is_prepared:
             return self._is_asked_anew(uid) and self._is_alone(grant)
         if seen and uid in seen.known:
@@ -143,6 +144,10 @@ class ClaimPlanner:
         """Return whether the kubelet asks for a claim that was allocated anew since it has CPUs."""
         seen, grant = self._draft.observed.claims, self._draft.ledger.claims.get(uid)
         return bool(seen and grant and uid in seen.prepared and _is_anew(grant, seen.known))
+
+    def _is_running(self, grant: ClaimGrant) -> bool:
+        """Return whether a container of a pod of a claim runs."""
+        return any(owner.pod_uid in grant.claim.pods for owner in self._draft.observed.running)
 
     def _is_alone(self, grant: ClaimGrant) -> bool:
         """Return whether all pods of a claim are gone."""
@@ -318,7 +323,8 @@ _WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
 def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
     """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones.
 
-    The pods of another allocation do not come to the CPUs of this one.
+    The pods of another allocation do not come to the CPUs of this one. A claim that the kubelet gave back stays only
+    where it is in the ledger and not over.
     """
     kept = {uid: grant for uid, grant in ledger.claims.items() if uid not in over}
     if observed.claims is None:
@@ -328,7 +334,8 @@ def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> M
         uid: it for uid, it in known.items() if it.parts and not (uid in kept and _is_anew(kept[uid], known))
     }
     claims = {uid: grant.claim for uid, grant in kept.items()} | new
-    return {uid: claim for uid, claim in claims.items() if uid not in observed.claims.released}
+    gone = observed.claims.released - kept.keys()
+    return {uid: claim for uid, claim in claims.items() if uid not in gone}
 
 
 def _is_anew(grant: ClaimGrant, known: Mapping[str, DeviceClaim]) -> bool:

@@ -69,6 +69,7 @@ class Node:
         self.ledger = Ledger()
         self.pods: list[SeenPod] = []
         self.live: set[str] = set()
+        self.in_use: set[str] = set()  # uids of claims with running containers
         self.cpus = cpus
         self.observes = False
         self.passes = 0
@@ -81,7 +82,7 @@ class Node:
         """Do what a pass does."""
         self.passes += 1
         seen = self.driver.seen(self.pods, self.live)
-        for uid in seen.released & self.ledger.claims.keys():
+        for uid in (seen.released & self.ledger.claims.keys()) - self.in_use:
             self.ledger = self.ledger.release_claim(uid)
         waiting = {}
         for uid, it in seen.known.items():

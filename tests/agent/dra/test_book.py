@@ -80,6 +80,49 @@ def test_prepare_after_unprepare_keeps_the_cpus() -> None:
     asyncio.run(run())
 
 
+def test_unprepare_is_answered_while_containers_keep_the_cpus() -> None:
+    """The answer waits for a pass that knows of it, and not for the containers; the CPUs go with a later pass."""
+
+    async def run() -> None:
+        book = ClaimBook(Reader())  # type: ignore[arg-type]
+        book.begin(())
+        leaving = asyncio.create_task(book.unprepare(UID))
+        await asyncio.sleep(0)
+        book.passed(granted(1, 2), {})  # began before
+        await asyncio.sleep(0.001)
+        assert not leaving.done()
+        book.begin(())
+        book.passed(granted(1, 2), {})  # kept it
+        assert await leaving == ""
+        assert (book.prepared(UID), book.served(UID)) == (None, granted(1, 2).claims[UID])
+        assert book.begin(()) == {UID}
+        book.passed(Ledger(), {})
+        assert book.served(UID) is None
+        assert book.begin(()) == frozenset()
+
+    asyncio.run(run())
+
+
+def test_prepare_of_a_claim_that_containers_kept_is_answered_with_their_cpus() -> None:
+    """It is prepared again: a later pass does not release it."""
+
+    async def run() -> None:
+        book = ClaimBook(Reader())  # type: ignore[arg-type]
+        book.passed(granted(1, 2), {})
+        book.release(UID)
+        book.begin(())
+        book.passed(granted(1, 2), {})
+        asking = asyncio.create_task(book.prepare("test", UID, "x"))
+        await asyncio.sleep(0.001)
+        assert book.begin(()) == frozenset()
+        book.passed(granted(1, 2), {})
+        answer = await asking
+        assert isinstance(answer, ClaimGrant)
+        assert (str(answer.footprint), book.prepared(UID)) == ("1-2", answer)
+
+    asyncio.run(run())
+
+
 def test_claims_that_are_read_together_share_a_pass() -> None:
     """When the kubelet asks for a hundred claims at once, the last one that is read asks for the pass of all."""
 

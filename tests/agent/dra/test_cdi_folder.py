@@ -157,6 +157,54 @@ def test_file_of_a_prepared_claim_is_written_again(
     assert "CDI file written again" in [it.message for it in caplog.records]
 
 
+def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is written again as that of a prepared claim, and deleted once a pass has released the claim."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        await node.prepare("x")
+        node.in_use.add(uid_of("x"))
+        assert await node.unprepare("x") == ""
+        path = node.cdi / NAME
+        path.unlink()
+        while not path.exists():
+            await asyncio.sleep(0.001)
+        assert list(node.ledger.claims) == [uid_of("x")]
+        node.in_use.clear()
+        node.run_pass()
+        assert not node.ledger.claims
+        while path.exists():
+            await asyncio.sleep(0.001)
+
+    on(tmp_path, use, files_seconds=0.001, leftover_seconds=60.0)
+    assert "claim given back while it is used" in [it.message for it in caplog.records]
+
+
+def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> None:
+    """They may be those of prepared claims, and all that is left of a lost checkpoint."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        await node.prepare("x")
+        node.driver.book.grants = None
+        looks = 0
+
+        async def sleep(_seconds: float) -> None:
+            nonlocal looks
+            looks += 1
+            if looks > 100:
+                raise asyncio.CancelledError
+
+        node.driver._sleep = sleep
+        with suppress(asyncio.CancelledError):
+            await node.driver._keep_files()
+        assert list(node.files()) == [NAME]
+
+    on(tmp_path, use)
+
+
 def test_file_that_cannot_be_written_is_tried_again(
     tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

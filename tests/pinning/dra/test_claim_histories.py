@@ -122,7 +122,7 @@ class History:
 
     def happen(self) -> None:
         """Let one thing happen."""
-        choices = (self.claim, self.claim, self.unprepare, self.classic, self.edit, self.end)
+        choices = (self.claim, self.claim, self.unprepare, self.give_back, self.classic, self.edit, self.end)
         more = (self.kill, self.wipe, self.offline, self.online, self.pods_unknown)
         self.random.choice((*choices, *more))()
 
@@ -158,6 +158,19 @@ class History:
         del self.scheduler.consumed[uid], self.node.known[uid]
         self.node.documents.pop(f"p{name}", None)
         assert uid not in self.node.ledger.claims
+
+    def give_back(self) -> None:
+        """Let a kubelet that lost its state give a claim back: its CPUs stay while its container runs."""
+        if not self.scheduler.consumed:
+            return
+        self.renew()
+        uid = self.random.choice(sorted(self.scheduler.consumed))
+        owner, had = f"p{self.node.known[uid].name}", self.node.ledger.claims.get(uid)
+        running = {it.id: it.cpus for it in self.node.live() if it.owner.pod_uid == owner}
+        self.node.unprepare(uid)
+        self.renew()
+        assert self.node.ledger.claims.get(uid) == (had if running else None)
+        assert running == {it.id: it.cpus for it in self.node.live() if it.id in running}
 
     def classic(self) -> None:
         """Start a container that asks without a claim."""

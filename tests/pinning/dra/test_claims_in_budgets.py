@@ -202,6 +202,8 @@ def test_claim_given_back_leaves_the_budget_as_it_is() -> None:
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"), "solver", "log")
     node.run_all()
     before = pool(node)
+    for container in node.live():  # the kubelet gives claims back after them
+        node.stop(container.id)
     node.unprepare(uid_of("x"))
     node.run_all()
     assert node.ledger.held == pool(node) == before
