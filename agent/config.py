@@ -98,6 +98,11 @@ class AgentConfig:
                 " --api-server, --api-ca and --api-token"
             )
 
+    @property
+    def keeps_quiet(self) -> bool:
+        """Return whether the component quiet is installed, and the operator has switched a part of it on."""
+        return self.irq is not None and self.config.keeps_quiet
+
 
 def parse_sidecar(text: str) -> Amount:
     """Parse the value CPU,MEMORY of --sidecar-resources, the webhook's `sidecarResources`."""

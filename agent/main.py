@@ -233,7 +233,13 @@ def load(state_dir: StateDir, machine_id: str) -> Saved | None:
 
 async def _settings(config: AgentConfig, machine: Machine) -> Settings:
     """Return the operator's settings, with the kubelet's configuration if it has to be asked."""
-    settings = Settings(config.node, config.config, config.kubelet_state, group=config.group)
+    settings = Settings(
+        config.node,
+        config.config,
+        config.kubelet_state,
+        group=config.group,
+        keeps_quiet=config.keeps_quiet,
+    )
     if config.kubelet_url is None:
         return settings
     from agent.kubelet.configz import adopt, ask_kubelet
@@ -396,7 +402,7 @@ def _exec_watch(config: AgentConfig, runtime: Runtime, metrics: Metrics) -> Exec
     if not isinstance(runtime, CRI):
         return None
     events, affinity = ContainerdExecs(runtime.socket), config.config.exec_affinity
-    if not (config.irq and config.config.keeps_quiet):
+    if not config.keeps_quiet:
         affinity = affinity or ExecAffinity.NONE
     return ExecWatch(events, ExecMetrics(metrics.registry), affinity, place_exec, started)
 

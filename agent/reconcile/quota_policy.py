@@ -20,7 +20,7 @@ from pinning.planning.quota import Bandwidth, effective_quota, is_unset
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from agent.interfaces import Quotas, Runtime
+    from agent.interfaces import Interfaces, Quotas
     from agent.reconcile.container_record import ContainerRecord
     from agent.reconcile.restorable import Restorable
     from pinning.planning.ledger import Ledger
@@ -45,9 +45,9 @@ _NOT_UNSET: Final = _Look(None, -1.0, is_unset=False)
 class QuotaKeeper:
     """Unsets quotas and restores them; the originals outlive the agent."""
 
-    def __init__(self, quotas: Quotas, saved: Restorable, runtime: Runtime) -> None:
-        self._quotas = quotas
-        self._runtime = runtime
+    def __init__(self, interfaces: Interfaces, saved: Restorable, *, keeps_quiet: bool) -> None:
+        self._quotas, self._runtime = interfaces.cgroups.quotas, interfaces.runtime
+        self._keeps_quiet = keeps_quiet
         self._saved = saved
         saved.require(lambda _, text: _parse(text))
         self._looks: dict[str, _Look] = {}  # the last decision, by cgroup
@@ -87,7 +87,9 @@ class QuotaKeeper:
         if held is None or not held.is_exclusive or not record.is_running:
             return _NOT_UNSET
         is_crio = self._runtime.name.startswith("cri-o ")
-        word = effective_quota(held.claim, word, uses_pools=bool(record.home), is_crio=is_crio)
+        word = effective_quota(
+            held.claim, word, uses_pools=bool(record.home), is_crio=is_crio, keeps_quiet=self._keeps_quiet
+        )
         facts = (word, len(held.cpus), held.claim.count, bool(record.home))
         last = self._looks.get(cgroup, _NOT_UNSET)
         if last.facts == facts and now < last.time + LOOK_SECONDS:

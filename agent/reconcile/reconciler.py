@@ -81,6 +81,9 @@ class Settings:
     memory_policy: KubeletPolicy = KubeletPolicy.UNKNOWN  # policy of the kubelet's Memory Manager at start
     group: str = ""  # node group of the configuration; empty: no group
     topology_manager: str = ""  # policy of the kubelet's topology manager at start; empty: unknown
+    keeps_quiet: bool = (
+        False  # the component quiet is installed, and the operator has switched a part of it on
+    )
 
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
         """Return the free devices with the kubelet's preference for NUMA nodes; None if they are not known.
@@ -149,7 +152,7 @@ class Reconciler:
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
         saved_quotas = Restorable(state_dir.beside(QUOTAS), interfaces.machine.boot_id())
-        self._quotas = QuotaKeeper(interfaces.cgroups.quotas, saved_quotas, interfaces.runtime)
+        self._quotas = QuotaKeeper(interfaces, saved_quotas, keeps_quiet=settings.keeps_quiet)
         self._shared = EMPTY  # CPUs of containers without own CPUs; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
         self._starts = PlannedStarts(self._foreign_writes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from pinning.contract import NoisePolicy
 from pinning.planning.node_config import Quota
 
 if TYPE_CHECKING:
@@ -17,15 +18,20 @@ class Bandwidth(NamedTuple):
     period: int
 
 
-def effective_quota(claim: Claim, default: Quota, *, uses_pools: bool, is_crio: bool) -> Quota:
+def effective_quota(
+    claim: Claim, default: Quota, *, uses_pools: bool, is_crio: bool, keeps_quiet: bool
+) -> Quota:
     """Return the treatment of a container's quota: by its pod's annotations, else by the node's default.
 
-    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Under
-    CRI-O, CRI-O follows its own annotation.
+    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Neither has one
+    under `noise-policy: quiet` if the node keeps CPUs quiet, also if it owns more CPUs than its limit: being throttled is
+    the longest of all pauses. Under CRI-O, CRI-O follows its own annotation.
     """
     if claim.quota:
         return Quota(claim.quota)
     if uses_pools or (claim.crio_disables_quota and not is_crio):
+        return Quota.UNSET
+    if keeps_quiet and claim.noise is NoisePolicy.QUIET:
         return Quota.UNSET
     return default
 

@@ -63,6 +63,22 @@ def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Qu
     assert bool(node.cgroups.quotas) is is_kept
 
 
+@pytest.mark.parametrize("keeps_quiet", [False, True])
+def test_quota_of_a_quiet_container_is_unset(node: FakeNode, keeps_quiet: bool) -> None:
+    """Of a core of CMK with a lower limit, too, where CPUs are kept quiet; it is back when the annotation is removed."""
+    node.settings = Settings("node-1", NodeConfig(), keeps_quiet=keeps_quiet)
+    node.new_agent()
+    node.add("c", Wish(cores=1, noise="quiet"))
+    cgroup = node.cgroup(node.start("c"))
+    before = dict.fromkeys((cgroup, "/kubepods/c"), Bandwidth(100000, 100000))
+    node.cgroups.quotas = dict(before)
+    node.run()
+    assert node.cgroups.quotas == ({} if keeps_quiet else before)
+    node.add("c", Wish(cores=1))
+    node.run()
+    assert node.cgroups.quotas == before
+
+
 def test_unset_quota_is_restored(node: FakeNode) -> None:
     """Quota and period are restored when a container is exclusive no more, or by `quota: keep`."""
     cgroups = began(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pinning.contract import CPUPolicy, QuotaPolicy
+from pinning.contract import CPUPolicy, NoisePolicy, QuotaPolicy
 from pinning.planning.node_config import Quota
 from pinning.planning.quota import Bandwidth, effective_quota, is_unset
 from pinning.pods.claims import Claim, Origin
@@ -52,4 +52,24 @@ def test_the_word_that_applies(
         quota=said,
         crio_disables_quota=crio_disables,
     )
-    assert effective_quota(claim, Quota.AUTO, uses_pools=uses_pools, is_crio=is_crio) is word
+    found = effective_quota(claim, Quota.AUTO, uses_pools=uses_pools, is_crio=is_crio, keeps_quiet=True)
+    assert found is word
+
+
+@pytest.mark.parametrize(
+    ("noise", "said", "keeps_quiet", "word"),
+    [
+        pytest.param(NoisePolicy.QUIET, None, True, Quota.UNSET, id="quiet"),
+        pytest.param(NoisePolicy.QUIET, QuotaPolicy.KEEP, True, Quota.KEEP, id="quiet, and the pod keeps it"),
+        pytest.param(NoisePolicy.QUIET, None, False, Quota.KEEP, id="no CPU of the node is kept quiet"),
+        pytest.param(NoisePolicy.NONE, None, True, Quota.KEEP, id="none"),
+        pytest.param(None, None, True, Quota.KEEP, id="no policy"),
+    ],
+)
+def test_quiet_containers_are_not_throttled(
+    noise: NoisePolicy | None, said: QuotaPolicy | None, keeps_quiet: bool, word: Quota
+) -> None:
+    """Where the node keeps CPUs quiet, `quiet` comes before the node's default, and after `quota-policy`."""
+    claim = Claim("app", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, 2, quota=said, noise=noise)
+    found = effective_quota(claim, Quota.KEEP, uses_pools=False, is_crio=True, keeps_quiet=keeps_quiet)
+    assert found is word
