@@ -41,7 +41,7 @@ class Refused(AgentError):
 
 
 class Unimplemented(Refused):
-    """The service or method does not exist there, and will not until that program is replaced."""
+    """The other program does not have this service or method, so retrying does not help until it is replaced."""
 
 
 class Managed(Refused):
@@ -57,4 +57,4 @@ class Unsettled(AgentError):
 
 
 class Unfinished(AgentError):
-    """A move of cgroups reached its bound: the container has its old CPUs besides."""
+    """A move of cgroups reached its bound: until it continues, the container has its old CPUs and its new ones."""

@@ -87,7 +87,7 @@ class Calls:
     async def _asked(
         self, method: str, request: Message, timeout_seconds: float | None
     ) -> AsyncIterator[Exchange]:
-        """Send a request, and translate what goes wrong until its answer is read."""
+        """Send a request, and translate errors into AgentError until the answer is read."""
         content = request.SerializeToString()
         try:
             asked = self._connections.asked(self._headers(method, timeout_seconds), _prefixed(content))

@@ -1,8 +1,8 @@
 """A gRPC service on a unix socket: unary methods over HTTP/2, with the library h2, in the event loop.
 
 The peer is the kubelet, which is root, and may still be slow, restart, or be another program than expected. So sizes,
-streams and connections are bounded, and a request that waits holds up no other one. docs/decisions/0028 says why it is
-not grpc.aio.
+streams and connections are bounded, and a request that waits does not delay other requests. docs/decisions/0028 says
+why it is not grpc.aio.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class GrpcServer:
 
 
 class _Connection:
-    """One connection: h2 parses, each request is answered by a task of its own."""
+    """One connection: h2 parses the frames, and a task of its own answers each request."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, methods: Mapping[str, Method]
@@ -247,7 +247,7 @@ class _Connection:
             raise _Failed(_INTERNAL, "the driver failed: see the log of corepin's agent") from error
 
     async def _send(self, stream: int, message: bytes) -> None:
-        """Send a message and its status, in as many pieces as the peer takes."""
+        """Send a message and its status, in pieces that fit into the peer's flow-control window."""
         self._protocol.send_headers(stream, _HEADERS)
         left = memoryview(struct.pack("!BI", 0, len(message)) + message)
         while left:

@@ -94,7 +94,7 @@ class Connection:
         return Exchange(self, stream)
 
     async def receive(self) -> list[Event]:
-        """Wait for the peer, and return what it sent; raise Broken and OSError."""
+        """Wait for data from the peer, and return the events in it; raise Broken and OSError."""
         if self._has_more:  # a read that need not wait does not yield to the loop
             await asyncio.sleep(0)
         received = await self._read()
@@ -110,7 +110,7 @@ class Connection:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
-        """Wait for the peer; send the frames that are held once the first of them is old, whatever it sends until then."""
+        """Wait for data from the peer; send held frames as soon as the first of them is _HELD_SECONDS old."""
         if self._unanswered:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._held_since + _HELD_SECONDS):
@@ -127,7 +127,7 @@ class Connection:
         self._is_busy = False
 
     async def answer(self) -> None:
-        """Send frames that answer the peer, such as those of pings; hold a few, because a request may follow."""
+        """Send protocol replies, such as those to pings; hold a few, because the next request can carry them."""
         if self._unanswered > _HELD_BYTES:
             await self.write()
 

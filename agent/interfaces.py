@@ -110,7 +110,7 @@ class Runtime(Protocol):
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime set and record a container's CPUs.
 
-        Success proves nothing: read the cgroup. `mems`, if any, are for one that has not started. Raises AgentError.
+        Success proves nothing: read the cgroup. `mems` are for a container that has not started. Raises AgentError.
         """
         ...
 
@@ -188,7 +188,7 @@ class SplitTasks(Protocol):
     """Splits the tasks of a container that may use more CPUs than it owns."""
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs and move every task to its part of them; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs and move each task to its part of these CPUs; raise Gone, Refused, Unsettled."""
         ...
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
@@ -259,7 +259,7 @@ class Owners(Protocol):
         ...
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owners of those of these containers that wait for their start, by one list for all of them.
+        """Return the owner of each of these containers that waits for its start, by one request for all of them.
 
         None: the container is in a VM, where the runtime manages its cgroup. Raises Unavailable, Refused.
         """
@@ -350,9 +350,9 @@ class ObservedCPUs(Protocol):
     """CPUs that another program assigned to containers, for passes that only observe."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Return the kubelet's CPUs of live containers, without containers that it does not report. Never raises.
+        """Return the CPUs that the kubelet reports for live containers; never raise.
 
-        Each is given with its cgroup's effective cpuset, empty of what has none on the host.
+        The containers are given with their cgroups' effective cpusets, empty if there is no cgroup on the host.
         """
         ...
 
@@ -485,7 +485,7 @@ class StatePublisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """Everything the agent of one node works with; `agent.absent` has null objects for what a node lacks."""
+    """All interfaces that the agent of one node uses; `agent.absent` has null objects for those that a node lacks."""
 
     runtime: Runtime
     cgroups: Cgroups

@@ -273,7 +273,7 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
 
 
 def _filled_in(given: dict[str, str], containers: Collection[str | None]) -> dict[str, str]:
-    """Return what LimitRanger's annotation and the webhook's say of CPU limits of the pod's containers, as the first one."""
+    """Return LimitRanger's annotation, with the CPU limits that the webhook's own annotation records for the pod's containers."""
     if LIMIT_RANGER not in given and FILLED_IN not in given:
         return {}
     named = filled_in({"metadata": {"annotations": given}})

@@ -283,7 +283,7 @@ class ContainerState:
 
     @property
     def wanted(self) -> CPUSet:
-        """The effective cpuset by the plan: with the pools that it may use, or that of the sandbox it runs in."""
+        """The planned effective cpuset: its CPUs and pools, or in a virtual machine the CPUs of that machine."""
         return self.sandbox.cpus if self.sandbox else self.cpus | self.others
 
     @property
@@ -433,7 +433,7 @@ class NodeState:
 
     @property
     def near_free(self) -> dict[str, int]:
-        """CPUs that are free beside the free devices of each counted resource; none if not requested."""
+        """Number of CPUs that are free beside the free devices of each counted resource; empty if the operator counts none."""
         if self.free_devices is None:
             return {}
         pool = self.exclusive_pool

@@ -74,8 +74,8 @@ def seconds_for_pod(
     """Return the seconds within which a pass must follow a change of the API; None: no pass is needed.
 
     `seen` returns the parsed pod, which may come from a cache. `asks_first`: the runtime asks for the CPUs of each
-    container that it creates. Those of a new plain pod without marks are the same before and after a pass, and another
-    pass follows their start.
+    container that it creates. A new plain pod without the guard's mark then needs no pass before its containers start:
+    they get the same CPUs before and after a pass, and another pass follows their start.
     """
     versions = change.before, change.after
     before, after = (_read(pod, seen) if pod else None for pod in versions)
@@ -105,8 +105,8 @@ def _annotations(pod: Pod | None) -> Mapping[str, str]:
 def keeps_cpus(seen: SeenPod) -> bool:
     """Return whether a pod keeps the same CPUs until the API server deletes it, whichever container exits.
 
-    That is not so if init containers use CPUs that others get afterwards, nor if the CPUs depend on more than
-    the pod: a budget, ResourceClaims, devices, wrappers or virtual machines.
+    It does not if its init containers use CPUs that other containers get afterwards, or if its CPUs also depend on a
+    budget, ResourceClaims, devices, wrappers or virtual machines.
     """
     is_simple = all(it.origin is Origin.ANNOTATION and it.role is not Role.INIT for it in seen.claims)
     follows_others = seen.budget or seen.claim_names or seen.device_containers or seen.is_vm

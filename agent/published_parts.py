@@ -179,7 +179,8 @@ def sets(state: NodeState) -> dict[str, Any]:
 def near_cpus(state: NodeState, published: Mapping[str, int]) -> dict[str, Any]:
     """Return the members of `Sets` about the CPUs beside free devices; `published` are the node's resources.
 
-    While the agent only observes no claim can have CPUs, and before all pods are listed none are known to be free.
+    There are none while the agent only observes, because claims get no CPUs then, and while not all pods and containers
+    are listed, because free CPUs are not known then.
     """
     if state.observes or not state.is_synchronised:
         return {}

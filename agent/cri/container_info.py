@@ -94,8 +94,9 @@ def find_socket(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
 def read_info(verbose: bytes | bytearray) -> ContainerInfo:
     """Parse the verbose part of a container's status; missing members keep their defaults.
 
-    Annotations say nothing here: CRI-O copies those of the pod, and its labels, into each container's specification, so
-    that one for Kata on an ordinary pod would take its containers for a virtual machine, which keeps its cpuset.
+    Annotations are not read: CRI-O copies a pod's annotations and labels into each container's specification. With an
+    annotation for Kata a user could make the agent take an ordinary container for one in a virtual machine, and leave
+    its cpuset unchanged.
     """
     try:
         info = msgspec.json.decode(verbose, type=_Info)
@@ -141,7 +142,7 @@ def describe(container: ListedContainer, sandbox: ListedSandbox, info: Container
         name=container.name,
         state=container.state,
         pid=info.pid,
-        # the cgroup exists in the guest only; on the host there is the sandbox's
+        # the container's cgroup exists in the guest only; the host has one for the sandbox
         cgroup=None if in_vm else info.cgroup,
         in_vm=in_vm,
         started=info.started,

@@ -1,6 +1,6 @@
 """containerd's events about processes that enter containers by exec: `kubectl exec`, and exec probes of the kubelet.
 
-CRI has no such event, so containerd's own service is asked, at the socket of CRI. CRI-O has neither.
+CRI has no such event. containerd has a service of its own for it on the same socket; CRI-O has none.
 """
 
 from __future__ import annotations

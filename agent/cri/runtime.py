@@ -140,7 +140,7 @@ class CRI:
         raise Gone(f"{container_id} is no container")
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owners of those of these containers that wait for their start; None for one in a VM."""
+        """Return the owner of each of these containers that waits for its start; None for a container in a VM."""
         listed = [each for each in await self._lists.created() if each.id in container_ids]
         return {each.id: await self._owner_on_host(each) for each in listed}
 
@@ -198,7 +198,7 @@ class CRI:
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors.
 
-        All calls use one connection as long as this runs, except those at the same time.
+        While it runs, calls reuse one connection; simultaneous calls open further ones.
         """
         with self._calls.lasting():
             await self._watch(changed)

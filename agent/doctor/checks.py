@@ -174,7 +174,7 @@ def _claims(facts: Facts) -> Iterator[Check]:
 
 
 def _has_room(facts: Facts) -> bool | None:
-    """Return whether the agent would publish CPUs, those that claims hold among them; None: not known."""
+    """Return whether the agent has CPUs to publish for claims, including those that claims already hold; None: not known."""
     agent = facts.agent
     if agent is None or facts.topology is None:
         return None
@@ -285,7 +285,7 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
 
 
 def _reserved(facts: Facts) -> Iterator[Check]:
-    """Compare the reserved CPUs with what system namespaces request; propose them where none is configured."""
+    """Compare the reserved CPUs with the CPU requests in system namespaces; propose such namespaces if none is configured."""
     subject = "reserved CPUs"
     agent = facts.agent
     if agent is None or agent.observes or facts.is_local:

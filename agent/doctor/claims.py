@@ -119,6 +119,6 @@ def _of_classes(cluster: ClusterFacts) -> Iterator[Check]:
 
 
 def _version(text: str) -> tuple[int, int]:
-    """Return major and minor version; one that cannot be read counts as new."""
+    """Return the major and minor version of the kubelet; an unreadable version counts as new."""
     match = re.match(r"v?(\d{1,4})\.(\d{1,4})", text)
     return (int(match[1]), int(match[2])) if match else (9999, 0)

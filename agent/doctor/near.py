@@ -27,7 +27,7 @@ NOT_WANTED: Final = NearFacts()
 
 
 def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> Iterator[Check]:
-    """Yield what schedulers see of the CPUs beside devices; nothing if the feature is off."""
+    """Yield the numbers of free CPUs beside devices that schedulers read from the Node; nothing if the feature is off."""
     subject = "CPUs beside devices"
     if not facts.is_wanted:
         return

@@ -1,7 +1,8 @@
 """The kubelet's Prepare and Unprepare: each waits until a saved ledger has, or no longer has, a claim's CPUs.
 
-The ledger in the checkpoint says what is prepared, because the kubelet prepares a claim once and not again
-after a restart of either side. This module adds only the claims in Prepare, and those given back.
+Whether a claim is prepared is kept in the checkpoint's ledger, because the kubelet calls Prepare once for a claim and
+does not repeat it after a restart of the kubelet or the agent. This module only adds the claims whose Prepare is not
+answered yet, and those that were given back since the last pass.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class ClaimBook:
         # Claims given back that the last pass kept, because containers run on their CPUs.
         self._in_use: frozenset[str] = frozenset()
         self._begun = 0  # number of the newest pass; passes do not overlap
-        # The last pass that may give back a claim which is in Prepare again: its ledger says nothing about the claim.
+        # By claim in Prepare: number of the last pass that may still release it, because an earlier Unprepare asked for
+        # that. The ledger of such a pass does not count for the claim.
         self._stale_until: dict[str, int] = {}
         self._passed = asyncio.Event()  # set, and replaced, after each pass
         self.request_pass: Callable[[], None] = lambda: None
@@ -138,7 +140,7 @@ class ClaimBook:
         return self._held(uid) or claim if is_unreadable else claim
 
     def _held(self, uid: str) -> ClaimGrant | None:
-        """Return the CPUs of a prepared claim, if a pod that it is reserved for is still there."""
+        """Return the CPUs of a prepared claim, if a pod for which it is reserved still exists."""
         grant = self.prepared(uid)
         return grant if grant and not grant.claim.pods.isdisjoint(self.present) else None
 

@@ -1,7 +1,7 @@
 """The driver while corepin is removed from a node: it prepares no claims, and the kubelet can give back those it has.
 
-Without a driver a pod with claims cannot end, other than by force. The CDI files say what is left, because the
-checkpoint is deleted first; a reset that is repeated goes on from them.
+Without a driver a pod with claims cannot end, other than by force. The claims that are left are read from the CDI
+files, because the checkpoint is deleted first. A reset that is repeated continues with these files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClosedBook:
-    """Refuses each Prepare, and takes each claim back at once."""
+    """Refuses each Prepare, and answers each Unprepare at once."""
 
     def __init__(self, left: dict[str, tuple[str, str]]) -> None:
         self.left = left  # claims that the kubelet must still give back: namespace and name by uid

@@ -74,8 +74,9 @@ class DRADriver:
         if self._found is None:
             self._found = self._files.given()
         read = self._pods.known
-        # Before the registration the kubelet could not be answered, and its next try would be a minute later. A claim
-        # that has CPUs counts: the kubelet starts further pods of a prepared claim without asking the driver.
+        # Claims get CPUs before their Prepare only if the plugin is registered: otherwise the kubelet's call would
+        # fail, and be repeated a minute later. A claim that has CPUs is included, because the kubelet starts further
+        # pods of a prepared claim without a call.
         granted = self.book.grants or {}
         early = {uid: it for uid, it in read.items() if self.plugin.is_registered or uid in granted}
         return SeenClaims(

@@ -128,7 +128,7 @@ class KubeletPlugin:
         return registration.RegistrationStatusResponse()
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        """Prepare all claims of a pod together; each has an answer of its own, also those beyond the limit."""
+        """Prepare all claims of a pod together; each claim gets an answer of its own, also those above the limit."""
         claims = {claim.uid: claim for claim in request.claims}
         served, others = _split(claims)
         found = await asyncio.gather(*(self._timed(claims[uid]) for uid in served))
@@ -194,8 +194,8 @@ class KubeletPlugin:
     async def _on_file(self, uid: str, work: Callable[[], object]) -> None:
         """Write or delete the file of a claim, one call after the other; raise OSError.
 
-        A call that the kubelet cancels is finished all the same, before the next call for this claim begins:
-        a late write must not restore the file of a claim that was given back.
+        A call that the kubelet cancels still runs to its end before the next call for this claim begins; otherwise a
+        late write could restore the file of a claim that was given back.
         """
         task = asyncio.create_task(_after(self._writing.get(uid), work))
         self._writing[uid] = task
@@ -249,7 +249,7 @@ class KubeletPlugin:
 
 
 def _split(claims: Mapping[str, dra.Claim]) -> tuple[list[str], list[str]]:
-    """Return the uids of claims that are served, and of those beyond the limit."""
+    """Return the uids of the claims that are served, and of the claims above the limit."""
     uids = list(claims)
     return uids[:MOST_CLAIMS], uids[MOST_CLAIMS:]
 

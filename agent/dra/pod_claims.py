@@ -101,10 +101,10 @@ class PodClaims:
 
     @property
     def read(self) -> frozenset[tuple[str, str, str]]:
-        """Claims that are known to be ours or not, each with the uid of a pod that names it.
+        """Claims that were read, whether they are for CPUs or not, each with the uid of a pod that names it.
 
-        While a claim is read again for another pod the last answer counts for earlier pods. While the API
-        server does not answer, all claims count as read.
+        While a claim is read again for another pod, earlier pods keep the last answer. While the API server does not
+        answer, all claims count as read.
         """
         return frozenset(
             (*key, pod)
@@ -216,7 +216,7 @@ class PodClaims:
             self._note(key, _Read(pods, found, "" if found else GONE))
 
     def _is_news(self, key: Key, problem: str) -> bool:
-        """Return whether the last read of a claim did not fail for the same reason."""
+        """Return whether this failure of a read differs from the claim's last one."""
         return key not in self._read or self._read[key].problem != problem
 
     def _note(self, key: Key, read: _Read) -> None:

@@ -72,7 +72,10 @@ class Wakes:
             self._changed.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Count the tries until cancelled; request a pass after each, because the pass reports it."""
+        """Remind the kubelet of unprepared claims until cancelled.
+
+        Each reminder is a higher count of tries, which a pass publishes.
+        """
         while True:
             self._changed.clear()
             due = min((it.due for it in self._waits.values() if it.tries < MOST_TRIES), default=None)

@@ -30,7 +30,7 @@ PROCS: Final = "cgroup.procs"
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
 # link count of a folder without subfolders; file systems that do not count links report 1
 _NO_SUBFOLDERS: Final = 2
-# Below one container that are looked at: a look at each takes the agent 20 to 28 us of CPU time, and holds all else up.
+# Cgroups read below one container: each takes 20 to 28 us of CPU time, which blocks the event loop.
 MOST_CGROUPS: Final = 1024
 CHUNK: Final = 65536  # bytes: more than most cgroups' task lists
 _ONLINE: Final = "choose CPUs that are online"
@@ -160,13 +160,13 @@ def write_text(path: Path | str, text: str) -> None:
 def subfolders(folder: Path, most: int | None = None) -> list[Path]:
     """Return a cgroup's direct children, by name; none if the cgroup does not exist.
 
-    Of more than `most`, the first ones that the kernel lists.
+    If there are more than `most`, return the first ones that the kernel lists.
     """
     return [folder / name for name in child_names(folder, most)]
 
 
 def child_names(folder: Path, most: int | None = None) -> list[str]:
-    """Return the sorted names of a cgroup's direct children: of very many, this takes a quarter of the time of their paths."""
+    """Return the sorted names of a cgroup's direct children, which takes a quarter of the time that their paths take."""
     try:
         if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
             return []
@@ -181,7 +181,7 @@ def child_names(folder: Path, most: int | None = None) -> list[str]:
 
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:
-    """Yield the ids in one file of a cgroup and of those below it, MOST_CGROUPS in all; removed ones are skipped."""
+    """Yield the ids in one file of a cgroup and of at most MOST_CGROUPS cgroups below it; skip cgroups that were removed."""
     yield from ids_in(islice(walk(folder), MOST_CGROUPS), file)
 
 
@@ -193,15 +193,15 @@ def ids_in(folders: Iterable[Path], file: str) -> Iterator[int]:
 
 
 def is_crowded(folder: Path) -> bool:
-    """Return whether there are more cgroups below one than are looked at."""
+    """Return whether a cgroup has more than MOST_CGROUPS cgroups below it."""
     return len(list(walk(folder))) > MOST_CGROUPS
 
 
 def walk(folder: Path) -> Iterator[Path]:
     """Yield a cgroup and those below it, parents first, at most one more than MOST_CGROUPS.
 
-    A container that may write its cgroup makes as many as it likes, nested or flat: so this does not recurse, and lists no
-    more than it yields.
+    A container that may write its cgroup can make any number of children, nested or flat. So this function does not
+    recurse, and lists no more cgroups than it yields.
     """
     waiting, left = [folder], MOST_CGROUPS
     while waiting:

@@ -80,8 +80,8 @@ class KernelCpusets:
         """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
         Child cgroups that the container made are changed too, and the affinities of its threads are restored
-        afterwards. A runtime writes a container's cgroup alone, and on v1 its children keep their CPUs then: those
-        that have all of `before` follow, too.
+        afterwards. A runtime writes a container's cgroup alone, so that on v1 the children keep their CPUs. A child
+        that has all CPUs of `before` is changed too.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is no cpuset")
@@ -93,7 +93,7 @@ class KernelCpusets:
             raise
 
     def _write_below(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
-        """Write a cgroup's CPUs, on v1 after adding them to those above if that is why the kernel refuses them."""
+        """Write a cgroup's CPUs; if a v1 kernel refuses because an ancestor lacks them, add them to the ancestors first."""
         try:
             self._write(cgroup, cpus, before)
         except Refused:
@@ -111,7 +111,8 @@ class KernelCpusets:
     def _move(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
         """Move a cgroup with its children; the file of one without children stays open for the next move.
 
-        On v2 a child has no CPU that its parent lacks: where there are too many of them, they are left as they are.
+        On v2 the kernel keeps each child within its parent's CPUs, so children are left as they are if there are too
+        many.
         """
         folder = self._folder(cgroup)
         if not subfolders(folder, 1) or (self.version != V1 and is_crowded(folder)):
@@ -134,8 +135,8 @@ class KernelCpusets:
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.
 
-        A CPU that went offline and came back is in none of them. A cgroup without CPUs is new: the runtime copies the CPUs
-        of its parent into it, but only while it is empty, so they are copied here too. Raises Gone, Refused.
+        They lack a CPU that went offline and came back. A cgroup without CPUs is new: the runtime copies its parent's
+        CPUs into it only while it is empty, so they are copied here too. Raises Gone, Refused.
         """
         folder = self._folder(cgroup)
         if folder == self._hierarchy.cpuset:

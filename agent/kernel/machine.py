@@ -83,7 +83,7 @@ class NodeMachine:
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """The cgroup above all pods that was found last, and those above it, which decide its CPUs; none if none was."""
+        """The pod root that was found last, and its ancestors, which limit its CPUs; empty if none was found."""
         parts = self._pod_root.split("/")
         return (
             tuple("/".join(parts[:length]) for length in range(2, len(parts) + 1)) if self._pod_root else ()
@@ -94,7 +94,7 @@ class NodeMachine:
         return self._read_pod_root()[0]
 
     def _read_pod_root(self) -> tuple[str, CPUSet]:
-        """Return the cgroup above all pods with its CPUs; look for another one only while there is none or it is gone."""
+        """Return the pod root and its CPUs; search for it again only if none was found or it was removed."""
         for cgroup in (self._pod_root, *self._pod_roots) if self._pod_root else self._pod_roots:
             with suppress(Gone):
                 cpus = self._cpusets.read(cgroup)

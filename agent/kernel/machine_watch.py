@@ -30,8 +30,8 @@ _MESSAGE_BYTES: Final = 4096  # longer than the start of a message, which is all
 _INITIAL_USER_NAMESPACE: Final = 0xEFFF_FFFD
 _GET_OWNER: Final = 0xB701  # NS_GET_USERNS of ioctl_ns(2)
 _ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER
-# A filter of the kernel for messages that begin with "online" or "offline". Others come by the dozen with each pod,
-# because its network devices are new, and would wake the agent.
+# A filter of the kernel for messages that begin with "online" or "offline". Each pod causes dozens of other messages,
+# because its network devices are new, and they would wake the agent.
 _LOAD, _IS_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _FILTER: Final = (
     (_LOAD, 0, 0, 0),  # load the first four bytes of the message
@@ -55,9 +55,9 @@ class KernelMachineWatch:
         self._cpus = _cpu_events()
 
     def follow(self) -> bool:
-        """Watch the files of now; return whether every change is reported, so that polling may be rare.
+        """Watch the current files; return whether every change is reported, so that rare polling suffices.
 
-        Of a file that does not exist the folder is watched.
+        For a missing file its folder is watched.
         """
         self._followed = frozenset(self._files())
         try:
@@ -85,7 +85,7 @@ class KernelMachineWatch:
                 loop.remove_reader(descriptor)
 
     def _has_news(self) -> bool:
-        """Return whether a followed file was written, replaced or made, and not only another one of its folder."""
+        """Return whether a followed file was written, replaced or created; events of other files in its folder do not count."""
         events = self._written.events()
         names = ["/".join(filter(None, event)) for event in events or ()]
         return events is None or not self._followed.isdisjoint(names)

@@ -100,7 +100,7 @@ def move_threads(
 
 
 class _Move:
-    """One move in progress: the threads seen so far, and the masks read back."""
+    """A move in progress: the ids of the threads seen so far, and their affinities read back."""
 
     def __init__(
         self, threads: Threads, target: Callable[[int, CPUSet], CPUSet | None], affinities: Affinities
@@ -112,7 +112,7 @@ class _Move:
         self._known: set[int] = set()
 
     def round(self, tasks: Collection[int]) -> bool:
-        """Move the new threads; return whether none of them was elsewhere, so that no later thread can be."""
+        """Move the new threads; return whether all of them were on their CPUs already, so that threads started by them are too."""
         wrong = [task for task in tasks if task not in self._known and not self._is_right(task)]
         return not wrong
 
@@ -204,7 +204,7 @@ def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThr
 
 
 class ListedThreads:
-    """Threads known by a listing alone, such as a cgroup's: an id counts while the listing is fresh."""
+    """Threads known only from a listing, such as a cgroup's tasks: an id is trusted while the listing is fresh."""
 
     def __init__(
         self, tasks: Callable[[], Collection[int]], monotonic: Callable[[], float] = time.monotonic

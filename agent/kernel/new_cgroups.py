@@ -4,8 +4,8 @@ A runtime creates a container's cgroup below its pod's, puts a process of its ow
 container's command. A folder whose name ends in a container id is a container's; every other one below the root of the
 pods may hold pods or containers, and is watched (interface `ContainerWatch`).
 
-CRI-O lists a container some 10 ms before its first instruction only, long after it made the cgroup. So its containers
-are reported with the pod that the folder above names.
+CRI-O creates the cgroup early, and lists the container only some 10 ms before its first instruction. So a container of
+CRI-O is reported with the pod that the parent folder names.
 """
 
 from __future__ import annotations

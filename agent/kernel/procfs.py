@@ -82,8 +82,9 @@ def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
 def cgroup_of(task: Path) -> str:
     """Return the cgroup of a thread: its cpuset cgroup on v1, its only cgroup on v2.
 
-    For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed. Users who may
-    make cgroups choose their names, in which a newline is the only character that the kernel refuses.
+    For a pod with its own cgroup namespace /proc shows a /.. for each level above it; these are removed. Lines are
+    split at newlines alone, because users who may create cgroups choose their names, in which the kernel refuses only a
+    newline.
     """
     lines = [line.split(":", 2) for line in read_file(f"{task}/cgroup").split("\n") if line]
     found = {controllers: path for _, controllers, path in lines}

@@ -1,4 +1,4 @@
-"""Split the tasks of a container that may use more CPUs than it owns between its own CPUs and the others.
+"""Split the tasks of a container that may use more CPUs than it owns: some run on its own CPUs, some on the others.
 
 A cpuset change resets masks that no longer fit, and before Linux 6.2 all masks: the task may then run on every CPU of
 its container. So tasks are moved before the change, while the container has its old and new CPUs, and again after it.
@@ -44,7 +44,7 @@ class KernelSplit:
         self._away: dict[str, frozenset[int]] = {}
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs and move every task to its part of them; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs and move each task to its part of these CPUs; raise Gone, Refused, Unsettled."""
         current = self._cpusets.read(cgroup)
         turn = self._turn(cgroup, before.within(current), after)
         moved = self._pin(cgroup, turn)
@@ -73,7 +73,7 @@ class KernelSplit:
         return _Turn(before, after, self._away.get(cgroup, frozenset()), forgets_pins=self._forgets_pins)
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
-        """Count the tasks on each part, and remember those away from the container's own CPUs; raise Gone."""
+        """Count the tasks on each part, and remember those that the application moved off the own CPUs; raise Gone."""
         home = others = 0
         away = set()
         tasks = self._tasks(cgroup)

@@ -1,8 +1,8 @@
 """Moves of cgroups with those below them, a bounded number in one call.
 
 On cgroup v1 a child keeps its parent from leaving its CPUs, and a container that may write its cgroup makes as many
-children as it likes. The kernel compares each write with all siblings: one write takes 4 ms among 10,000. A move that
-reaches the bound continues at the next call.
+children as it likes. The kernel compares each write with all siblings, so that one write among 10,000 siblings takes 4
+ms. A move that reaches the bound continues at the next call.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Subtrees:
 
 
 class _Turn:
-    """One call: the cgroups that it may still move, and the sets that mean all CPUs of the container."""
+    """One call of `move`: how many cgroups it may still change, and the CPU sets that stand for all CPUs of the container."""
 
     def __init__(self, whole: set[CPUSet], cpu_time: Callable[[], float]) -> None:
         self._whole = whole
@@ -100,7 +100,7 @@ class _Turn:
         self._has_moved = False
 
     def move(self, folder: Path, cpus: CPUSet, names: tuple[str, ...], *, is_late: bool = False) -> None:
-        """Move a cgroup and its children, from the named one on; if it is late, also where the cgroup has its CPUs.
+        """Move a cgroup and its children, beginning with the child named; if `late`, also if the cgroup itself has the new CPUs.
 
         On v1 a parent must have all CPUs of its children at every moment, which decides the order.
         """
@@ -114,9 +114,9 @@ class _Turn:
         self._has_moved = True
 
     def _move_child(self, child: Path, new: CPUSet, names: tuple[str, ...]) -> None:
-        """Give a child that had all CPUs of the container all new ones.
+        """Give all new CPUs to a child that had all CPUs of the container.
 
-        Otherwise keep what the new set leaves of its own, or all of the new one.
+        Another child keeps those of its CPUs that are in the new set, or gets all new CPUs if none is.
         """
         if not self._left or (self._has_moved and self._cpu_time() > self._end):
             raise _Paused((child.name,))

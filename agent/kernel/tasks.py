@@ -61,8 +61,8 @@ class KernelTasks:
     def start_state(self, cgroup: str) -> StartState:
         """Return the start state of the cgroup's container.
 
-        Raise Gone. crun puts a container's processes into a child of the container's cgroup. Only a container that has
-        begun makes more cgroups than are looked at; its age is not known, because its oldest process may be in any of them.
+        Raise Gone. crun puts a container's processes into a child of the container's cgroup. A container with more than
+        MOST_CGROUPS cgroups has begun; its age is not known, because its oldest process may be in any of these.
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())

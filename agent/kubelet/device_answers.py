@@ -1,4 +1,4 @@
-"""Bounds of the kubelet's answers about devices, and what a failed call means."""
+"""Size limits of the kubelet's answers about devices, and the reasons and metric labels of failed calls."""
 
 from __future__ import annotations
 

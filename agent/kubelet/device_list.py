@@ -1,4 +1,7 @@
-"""The kubelet's list of devices of containers, read from its PodResources API. Only containers of asked pods are decoded."""
+"""The kubelet's list of devices of containers, read from its PodResources API.
+
+Only containers of asked pods are decoded.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,16 @@ Named = dict[str, Entries | None]  # devices by container; None: the container h
 
 
 class DeviceList:
-    """The kubelet behind one socket. Only the containers of asked pods are read, one at a time."""
+    """Asks the kubelet on one socket for the devices of containers.
+
+    Only containers of the requested pods are decoded, one at a time.
+    """
 
     def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
 
     async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:
-        """Return the devices of these pods, as often as the kubelet names one; raise Unavailable or Refused."""
+        """Return the devices of these pods, one entry for each entry of the kubelet's list; raise Unavailable or Refused."""
         found: dict[Name, list[Named]] = {}
         async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
             while number := await fields.next():

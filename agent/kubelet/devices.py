@@ -76,10 +76,10 @@ class _Waiting:
 def _placed(
     entries: Entries, named: Collection[str], claims: ClaimedDevices | None
 ) -> tuple[Device, ...] | None:
-    """Return the devices of a container that names these claims; None while the place of a claimed one is not known.
+    """Return the devices of a container that names these claims; None while the NUMA node of a claimed device is not known.
 
-    CPUs of claims are no devices. A claim that the kubelet does not list counts as a device without a node; claims that
-    are not looked up do so elsewhere.
+    CPUs of claims do not count as devices. A claim that the kubelet does not list counts as a device without a NUMA
+    node.
     """
     devices = [entry for entry in entries if isinstance(entry, Device)]
     claimed = [entry for entry in entries if isinstance(entry, ClaimedDevice)]
@@ -330,11 +330,10 @@ class KubeletDevices:
         self._reason = reason
 
     def _answer(self, uid: str, waiting: _Waiting, listed: list[Named], asked: float) -> Named | None:
-        """Return the devices of a pod by container, None if the answer does not count for it.
+        """Return the devices of a pod by container, None if the answer may be about an earlier pod of that name or too early.
 
-        Several pods of one name may follow each other, and a pod is listed without its devices for a moment: then an
-        answer counts that was asked for after the pod's sandbox was seen, because the kubelet allocates devices
-        before.
+        An answer is valid if it was requested after the pod's sandbox was seen, because the kubelet allocates devices
+        before it starts the sandbox.
         """
         if len(listed) != 1:
             return None

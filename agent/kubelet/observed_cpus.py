@@ -1,6 +1,6 @@
 """CPUs of containers on nodes where the kubelet allocates them (interface `ObservedCPUs`).
 
-The kubelet's answer counts; for containers that it does not report, their cpuset.
+They are those that the kubelet reports; for containers that it does not report, those of the cpuset.
 """
 
 from __future__ import annotations

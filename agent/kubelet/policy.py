@@ -52,11 +52,10 @@ def _version(path: str) -> tuple[int, int] | None:
 class MountedState:
     """The kubelet's state files as they were mounted when this process began.
 
-    A mount of a single file keeps showing a file that was removed (its link count is 0), so only a new
-    container sees the new policy. Under `none` the kubelet writes a file only if there is none, after a
-    change of the policy. Under `static` it replaces the file with every pod; acting by an old file is safe,
-    because the agent then only observes. A file of an unknown form ends nothing either, because a new
-    container could not read it better.
+    A mount of a single file keeps showing a file that was removed (its link count is 0), so only a new container sees
+    the new policy. Under `none` the kubelet writes a file only if there is none, after a change of the policy. Under
+    `static` it replaces the file with every pod; acting by an old file is safe, because the agent then only observes. A
+    file in an unknown format does not end the process, because a new container could not read it either.
     """
 
     def __init__(self, state: Path) -> None:

@@ -71,7 +71,10 @@ class AffinityCgroups:
     # Methods for the cpusets and tasks of these cgroups.
 
     def read(self, cgroup: str) -> CPUSet:
-        """Return the CPUs of a cgroup; for the root those this process may use; raise Gone for any other."""
+        """Return the CPUs of a cgroup; raise Gone if it does not exist.
+
+        For the root these are the CPUs that this process may use.
+        """
         if cgroup == "/":
             return self._usable
         if cgroup not in self._given:

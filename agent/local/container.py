@@ -36,7 +36,7 @@ class LocalContainer:
         return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
 
     def known_by(self, named: str) -> str:
-        """Return the id in its process's environment if it belongs to this pod and name, else its own."""
+        """Return the container id in the process's environment if it is one of this pod and container name, else the given id."""
         prefix, _, _ = self.id.rpartition("/")
         return named if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", named) else self.id
 

@@ -84,7 +84,7 @@ class PodsDir:
         return before != (self._pods, self.complete)
 
     def _show(self) -> None:
-        """Show the pods of all files; of two pods with the same name, the first by file name."""
+        """Take over the pods of all files; if two have the same name, the one whose file comes first by name."""
         shown: dict[str, Pod] = {}
         names: dict[str, str] = {}
         self._conflicts = {}

@@ -2,7 +2,8 @@
 
 They run in the connection's thread, while passes and their disk writes run in the event loop. The runtime waits two
 seconds at most, so there is no lock here, no file, no network and no log: the table is replaced by reference. Only for
-containers that may run on more CPUs than they own are threads looked up, and put on the owned CPUs before the start.
+a container that may run on more CPUs than it owns the handler reads its threads, and moves them to its own CPUs before
+the start.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Balancer:
         return state
 
     def _corrected(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
-        """Return why irqbalance does not get the list, or does not take it over."""
+        """Return why the list cannot be sent to irqbalance, or why irqbalance does not apply it; empty: it does."""
         try:
             reason = self._correct(daemon, setup, quiet, now)
         except Unavailable as error:

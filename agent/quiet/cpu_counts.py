@@ -62,7 +62,8 @@ def growth(
 ) -> dict[int, int] | str:
     """Return the growth on each CPU; CPUs offline at one reading are missing.
 
-    A row in `kept` does not count on these CPUs. The growth is unknown if a row disappeared or changed its text, because counts in between were not seen.
+    `kept` has CPUs on which an interrupt must fire: these are left out for its row. The growth is unknown if a row
+    disappeared or changed its text, because counts in between were not seen.
     """
     if isinstance(before, str):
         return before

@@ -1,6 +1,6 @@
 """Count processes that enter exclusive containers by exec, and move them if the operator wants that.
 
-The runtime reports each one, so nothing is polled; a node without exclusive containers asks the runtime for nothing.
+The runtime reports each process, so nothing is polled. On a node without exclusive containers no events are requested.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class ExecWatch:
                 self._stream.cancel()
 
     async def run(self) -> None:
-        """Follow the runtime's events while there are exclusive containers, until cancelled."""
+        """Read the runtime's events while the node has exclusive containers, until cancelled."""
         async with asyncio.TaskGroup() as group:
             again = group.create_task(self._place_waiting())
             await self._ask()
@@ -216,7 +216,7 @@ class ExecWatch:
                 self._stream = None
 
     async def _take(self) -> bool:
-        """Count what the runtime reports; return whether to ask again."""
+        """Count the processes that the runtime reports; return whether to request its events again."""
         self._explain("")  # the runtime answers with the first event, or with an error at once
         try:
             async for started in self._events.started():
@@ -297,7 +297,7 @@ class ExecWatch:
                 self._place_next()
 
     def _place_next(self) -> None:
-        """Move one process of the container whose budget allows it first; among equals take turns."""
+        """Move one process of the container whose budget allows a move first; containers with equal budgets take turns."""
         key = min(self._waiting, key=self._budget.wait, default=None)
         if key is None:
             return
@@ -318,7 +318,7 @@ class ExecWatch:
             self._count_placed(target, placed)
 
     def _put(self, key: str, target: ExecTarget, pid: int, began: int | None = None) -> PlacedExec | None:
-        """Move a process, and charge the CPU time that this takes."""
+        """Move a process, and charge the CPU time of the move to the budgets."""
         before = self._cpu_seconds()
         placed = self._place(pid, target.cgroup, target.cpus, began)
         self._budget.charge(key, self._cpu_seconds() - before)

@@ -1,7 +1,8 @@
 """Interrupts that irqbalance must not move, because they stay on quiet CPUs by the `irq-policy` of pods.
 
-irqbalance moves interrupts off banned CPUs. The request `settings ban irqs` lists interrupts that it must not move. It
-replaces the earlier list, so the union of that and the agent's interrupts is sent. `setup` shows the new list at once.
+irqbalance moves interrupts off banned CPUs. The request `settings ban irqs` lists interrupts that it must not move. A
+request replaces the earlier list, so the agent sends the earlier list with its own interrupts added. `setup` shows the
+new list at once.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ class InterruptBan:
         return self._saved.value
 
     def leave(self, numbers: Iterable[str]) -> Unkept:
-        """Ban these interrupts in irqbalance, in addition to those of before; return which it may still move.
+        """Ban these interrupts in irqbalance; return those that it may still move.
 
-        Its list takes the first ones if it has no room for all.
+        The interrupts that were banned before stay banned.
+
+        If the list has no room for all, it gets the first ones.
         """
         wanted = dict.fromkeys(map(int, numbers if self._is_managed else ()))
         try:
@@ -168,7 +171,7 @@ def _unasked(error: Unavailable) -> Unkept:
 
 
 def _fitting(before: Collection[int], wanted: Sequence[int]) -> frozenset[int]:
-    """Return the first interrupts that fit into irqbalance's list beside others."""
+    """Return the first interrupts that fit into irqbalance's list together with those of other programs."""
     used = len(ban_text(before)) if before else len(ban_text([0])) - len(" 0")
     lengths = accumulate((len(f" {number}") for number in wanted), initial=used)
     fits = sum(length <= MOST_LETTERS for length in lengths) - 1

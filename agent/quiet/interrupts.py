@@ -45,7 +45,7 @@ class KernelInterrupts:
         return [name for name in names if name.isdecimal() and name.isascii()]
 
     def identities(self) -> dict[str, int]:
-        """Return a value by number that no later interrupt with that number has.
+        """Return a value for each interrupt number that differs if the number is later used for another interrupt.
 
         The kernel gives a number to another driver, or to the same one again. Inodes of /sys/kernel/irq are unique in
         a boot, unlike those of /proc/irq (Linux 5.5 and later).
@@ -132,8 +132,8 @@ class KernelInterrupts:
     def _is_fixed(self, number: str, error: OSError) -> bool:
         """Return whether an error of a write means that the kernel alone chooses the CPUs.
 
-        Up to Linux 6.1 that is EIO. From 6.12 on the file has no write permission either, which tells it from the
-        refusal of a security module.
+        Up to Linux 6.1 such a write fails with EIO. From 6.12 on the file also lacks write permission, which
+        distinguishes this case from a refusal by a security module.
         """
         if number == DEFAULT:
             return False

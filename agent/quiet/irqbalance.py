@@ -124,7 +124,7 @@ class Irqbalance:
             raise Unavailable(f"{daemon.socket}: the CPUs that irqbalance bans: {error}") from error
 
     def ban(self, daemon: Daemon, cpus: CPUSet) -> None:
-        """Replace the banned CPUs; without any, irqbalance uses those of its environment."""
+        """Replace the list of banned CPUs; with an empty list irqbalance uses the list in its environment."""
         self._ask(daemon, cpus_text(cpus))
 
     def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:
@@ -165,10 +165,10 @@ class _Heard(NamedTuple, Generic[Answer]):
 
 
 class LastAnswer(Generic[Answer]):
-    """The conclusion from irqbalance's last answer, and the CPUs or interrupts that the request was about.
+    """The result of irqbalance's last answer, with the CPUs or interrupts in that request.
 
-    A list in irqbalance stays in force while its process runs. A request without an answer therefore says nothing new, and
-    a report that followed it would change with each request: each change is a write of every quiet pod's status.
+    A list in irqbalance stays in force while its process runs, so a request without an answer changes nothing. If each
+    failed request changed the report, the status of every quiet pod would be written each time.
     """
 
     def __init__(self) -> None:

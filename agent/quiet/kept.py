@@ -79,8 +79,8 @@ class KeptLookup:
     def left_alone(self, keeps: Keeps) -> tuple[str, ...]:
         """Return the interrupts that irqbalance must not move, in order of priority.
 
-        A glob comes from the pod's owner and may match all of the node. Interrupts that cannot fire on the
-        container's CPUs are left to irqbalance; interrupts of devices come first, and containers take turns.
+        A glob comes from the pod's owner and may match all of the node. Interrupts that cannot fire on the container's
+        CPUs are left out. Interrupts of devices come first, and containers take turns.
         """
         in_order, reach = sorted(keeps, key=lambda keep: keep.owner), self._reach()
         home = {number: stay.home for number, stay in self._stays.items() if stay.home}
@@ -97,7 +97,7 @@ class KeptLookup:
     ) -> dict[Owner, KeptInterrupts]:
         """Return the interrupts that stay, by container, with those that irqbalance may move.
 
-        `crowded` are interrupts that the kernel did not let fire on the CPUs of their container alone, with the reason.
+        `crowded` are interrupts that the kernel refused to confine to the CPUs of their container, with the reason.
         """
         reach = self._reach()
         return {keep.owner: self._shown(keep, reach, unkept, crowded) for keep in keeps}

@@ -1,7 +1,7 @@
 """Noise levels of containers, by the operator's limits, and the publisher that adds them to states.
 
-A level is published in the pod's annotation, so it changes at most once in ten minutes: it ends when the
-noise was below the limit for as long. An unknown count neither begins nor ends a level.
+A level is published in the pod's annotation, so it must not change often: it ends only after the noise was below the
+limit for ten minutes. An unknown count neither begins nor ends a level.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ _COUNTS: Final = {
 
 
 class LevelPublisher:
-    """A publisher that adds levels and quiet CPUs (interface `StatePublisher`).
+    """A publisher that adds noise levels and the results for quiet CPUs to each state (interface `StatePublisher`).
 
-    It sends the last state again when they change.
+    It publishes the last state again when these change.
     """
 
     def __init__(

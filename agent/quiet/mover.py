@@ -263,7 +263,7 @@ class InterruptMover:
         return found
 
     def _near(self, number: str, affinity: CPUSet, taken: Taken | None, quiet: Quiet) -> CPUSet:
-        """Return the CPUs near an interrupt that loses all of its own; others need no read."""
+        """Return the CPUs near an interrupt that would lose all of its CPUs; for other interrupts nothing is read."""
         may_use = (affinity, taken.original) if taken else (affinity,)
         if number == DEFAULT or not any((cpus - quiet.cpus).isdisjoint(quiet.online) for cpus in may_use):
             return EMPTY
@@ -278,7 +278,7 @@ class InterruptMover:
     def _report_fixed(self, now: _Round, number: str, taken: Taken | None) -> None:
         """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs.
 
-        One without an action never fires, as the timer 0 and the cascade 2 of most machines.
+        An interrupt without an action never fires, such as the timer 0 and the cascade 2 of most machines.
         """
         if taken is None or not taken.name:
             return
@@ -304,10 +304,10 @@ class InterruptMover:
             self._store.change(changed, dropped, known)
 
     def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
-        """Write one affinity and read it back: writes stay in order, but take effect with the next interrupt.
+        """Write one affinity and read it back, although it takes effect only with the next interrupt.
 
-        After a failed write, or another value read back, the record is kept: the next round decides by the
-        current value.
+        If the write fails or another value is read back, the record is kept, and the next round decides by the current
+        value.
         """
         decision, before = now.decisions[number], self._store.taken.get(number)
         try:

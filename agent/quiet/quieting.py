@@ -1,8 +1,8 @@
 """Keep CPUs quiet: one round after each pass that changed the quiet CPUs, and periodic checks.
 
-It works in a thread of its own, so that neither a slow kernel file nor an irqbalance that does not answer
-holds up a pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent resumes
-from the saved records.
+The rounds run in a thread of their own, so that neither a slow kernel file nor an irqbalance that does not answer
+delays a pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent resumes from the
+saved records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ UNSTEADY_SECONDS: Final = (
 )
 REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # rounds in a row that may follow at once, whatever they cost
-# The same for a round after a change: 10 % of one CPU. Users change which CPUs are quiet as often as they like.
+# Seconds of rest for each second of CPU time after a round for changed quiet CPUs: 10 % of one CPU. It is limited
+# because users may change which CPUs are quiet at any rate.
 CHANGE_REST: Final = 10.0
 NO_COMPONENT: Final = "the node's interrupts are not mounted: install the component quiet"
 LEFT: Final = (
@@ -67,8 +68,8 @@ class Quieting:
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why the configuration keeps no CPU quiet
-        # Of the last state: quiet CPUs, those that are quiet in every part, online CPUs, and the interrupts
-        # that stay.
+        # From the last state: CPUs that no interrupt may disturb, CPUs for which all parts are kept quiet, online CPUs,
+        # and the interrupts that stay.
         self._wanted: tuple[CPUSet, CPUSet, CPUSet, Keeps] | None = None
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
@@ -76,7 +77,7 @@ class Quieting:
         self._took = 0.0  # CPU time of the last round, in seconds
 
     def add(self, state: NodeState) -> NodeState:
-        """Return a state with the results of the last round, and take its quiet CPUs for the next one."""
+        """Return the state with the results of the last round added, and request a round for its quiet CPUs."""
         # Unknown runtimes count as CRI-O, whose own annotation may be in force.
         is_crio = not state.runtime or state.runtime.startswith("cri-o ")
         may_move = not (self._reason or state.observes)

@@ -70,10 +70,10 @@ def read_threads(proc: str, tasks: Sequence[int], before: Threads) -> Threads:
 
 
 def lost(before: Threads, after: Threads, cpus: CPUSet) -> Lost | None:
-    """Return the losses of the threads that may run on `cpus` only; None if there are none known.
+    """Return the losses of the threads that may run on `cpus` only; None if no such thread is known.
 
-    A thread that started in between counts from its start. The number of timeslices is known unless a thread was not
-    read, exited, or may run elsewhere too.
+    For a thread that started between the two readings all losses count. The number of timeslices is known unless a
+    thread was not read, exited, or may run elsewhere too.
     """
     pairs = []
     for task, times in after.times.items():

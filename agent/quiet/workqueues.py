@@ -27,7 +27,7 @@ class KernelWorkqueues:
         self._folder = folder
 
     def identities(self) -> dict[str, int]:
-        """Return the inode of each mask by the workqueue's name; one that is made anew has another one."""
+        """Return the inode of each mask by the workqueue's name; a workqueue that is created anew has another inode."""
         try:
             is_read_only = bool(os.statvfs(self._folder).f_flag & os.ST_RDONLY)
             inode = (self._folder / "cpumask").stat().st_ino
@@ -48,7 +48,7 @@ class KernelWorkqueues:
             return None
 
     def mask(self, name: str) -> CPUSet:
-        """Return the CPUs that were written; the kernel takes those of isolated partitions out of ALL by itself."""
+        """Return the CPUs that were written; the kernel itself removes the CPUs of isolated partitions from ALL."""
         if name:
             return self._read(f"{name}/cpumask")
         try:

@@ -1,9 +1,10 @@
 """Timed looks of the agent, and requests for passes.
 
-One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look runs
-in a task of its own, so that a long one delays no other. Short looks are plain functions and run at once, because a task
-and its turn of the loop cost more than they do. What is polled may also run a little early beside another look, because
-a wake of an idle process costs more than most polls. A due retry or sweep requests a pass, and moves nothing by itself.
+One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look
+runs in a task of its own, so that a long one delays no other. Short looks are plain functions and run at once, because
+a task and its turn of the loop would cost more than the look. A poll may run a little early beside another look,
+because waking an idle process costs more than most polls. A due retry or sweep requests a pass, and moves nothing by
+itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Agenda:
-    """When each look is due, by key. It has a handful of keys, so the first one is found without a heap."""
+    """The looks and their due times, by key.
+
+    There is a handful of keys, so the first due look is found without a heap.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -55,7 +59,7 @@ class Agenda:
             self.within(key, seconds)
 
     def add_poll(self, key: str, look: ShortLook, seconds: float | None = None) -> None:
-        """Add a short look that may run up to EARLY_SECONDS before it is due, beside another one."""
+        """Add a short look that may run up to EARLY_SECONDS before it is due, if another look wakes the process."""
         self._early[key] = EARLY_SECONDS
         self.add_short(key, look, seconds)
 

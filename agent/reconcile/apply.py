@@ -88,7 +88,8 @@ class Applier:
     def move_children(self, rewritten: Iterable[ContainerRecord]) -> None:
         """Let child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone.
 
-        Only to the planned CPUs: on others, such as an owner's, the processes must not run until the repair either.
+        They follow only to the planned CPUs: on other CPUs, such as an owner's, their processes must not run, not even
+        until the repair.
         """
         cpusets = self._cgroups.cpusets
         follows = cpusets.version == 1 and cpusets.writable
@@ -274,7 +275,10 @@ class Applier:
         return found <= cpus
 
     def _failed(self, record: ContainerRecord, error: Exception, longest: float = math.inf) -> bool:
-        """Record the error, with the longest time in seconds until the next try; one of a removed container blocks nothing."""
+        """Record the error, and the longest time in seconds until the next try.
+
+        Return whether the action counts as done, because the container was removed.
+        """
         if isinstance(error, Gone):
             return True
         now = self._clock.monotonic()
@@ -298,7 +302,7 @@ def _is_apart(record: ContainerRecord, action: Action) -> bool:
 def _is_still_to_come(record: ContainerRecord) -> bool:
     """Return whether only the runtime can change a container.
 
-    That is so for a created one without CPUs from its creation, or with a cgroup that was not read yet.
+    It is created and not started, and it got no CPUs at its creation or its cgroup was not read yet.
     """
     return (
         record.seen.state is State.CREATED

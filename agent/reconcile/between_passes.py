@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 MACHINE: Final = "machine"  # key of the looks at the machine on the agenda
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
-# the same while the kernel reports its changes; for CPUs that a partition of cgroups takes, of which it reports nothing
+# poll interval while the kernel reports changes of CPUs; needed for CPUs that a partition of cgroups takes, which it
+# does not report
 REPORTED_SECONDS: Final = 10.0
 # From an event of the kernel to the look at the machine: CPUs go offline one after the other.
 SOON_SECONDS: Final = 0.05
@@ -99,7 +100,7 @@ class MachineWatch(Protocol):
     """Events of the kernel about the machine."""
 
     def follow(self) -> bool:
-        """Watch what the machine is read from now; return whether every change is reported."""
+        """Watch the files from which the machine is read now; return whether the kernel reports every change."""
         ...
 
     async def watch(self, changed: Callable[[], None]) -> None:

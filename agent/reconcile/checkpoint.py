@@ -1,9 +1,9 @@
 """The ledger on disk, so that an agent killed at any instruction resumes with it.
 
-It is written before any action, where it survives a kill of the agent, and flushed after the actions, because a flush
-takes longer than all cpuset writes. Only a power failure can lose what was not flushed, and it undoes the actions too,
-so the previous checkpoint is kept until then. A damaged file counts as absent; it is kept aside for analysis, and never
-has to be deleted by hand.
+It is written before any action, so that it survives a kill of the agent. It is flushed to disk after the actions,
+because a flush takes longer than all cpuset writes. Only a power failure can lose an unflushed checkpoint, and it
+undoes the actions too, so the previous checkpoint is kept until the flush. A damaged file counts as absent; it is kept
+aside for analysis, and never has to be deleted by hand.
 
 A later version may add members, which are ignored at the top and inside `ledger`. A feature that older agents must not
 ignore is named in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.

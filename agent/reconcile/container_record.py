@@ -117,7 +117,10 @@ class ContainerRecord:
 
     @property
     def mems_at_start(self) -> CPUSet:
-        """NUMA nodes to send with its CPUs: a running container keeps its memory, and a VM has nodes of its own."""
+        """NUMA nodes to send to the runtime with its CPUs.
+
+        A running container keeps its memory, and a VM has NUMA nodes of its own: for these the set is empty.
+        """
         return self.mems if self.seen.state is State.CREATED and not self.seen.in_vm else EMPTY
 
     @property
@@ -140,7 +143,7 @@ class ContainerRecord:
         self.wanted, self.mems, self.home, self.is_owner = cpus, mems, home, is_owner
 
     def held(self, own: CPUSet) -> None:
-        """Take the CPUs held by an earlier agent's ledger as its parts, until this agent moves the tasks."""
+        """Use the CPUs in an earlier agent's ledger as its parts, until this agent moves its tasks."""
         if not (self.is_split or self.is_new or self.is_outrun) and own <= self.applied != own:
             self.parts = parts_of(self.applied, own)
 
@@ -152,7 +155,10 @@ class ContainerRecord:
             self.proof = replace(self.proof, split_seconds=round(seconds, 4))
 
     def was_outrun(self) -> None:
-        """Record that its tasks started faster than they were moved: a task on all of its CPUs then chose nothing."""
+        """Record that its tasks started faster than they were moved.
+
+        A task on all of its CPUs then does not count as the application's choice.
+        """
         self.is_outrun = True
 
     def found(self, cpus: CPUSet, when: str) -> None:
@@ -208,9 +214,9 @@ class ContainerRecord:
         return self.proof != before
 
     def not_compared(self, reason: str) -> bool:
-        """Record why not all of its tasks are looked at; return whether that is new.
+        """Record why not all of its tasks are read; return whether that is new.
 
-        Tasks that were seen outside of its CPUs count until a whole look finds none, or its CPUs change.
+        Tasks that were found outside of its CPUs stay recorded until a complete reading finds none, or its CPUs change.
         """
         before = self.proof
         self.compared(before.outside if before else 0, 0)
@@ -218,15 +224,18 @@ class ContainerRecord:
         return self.proof != before
 
     def was_right(self, cpus: CPUSet, seconds: float | None) -> None:
-        """Record that it is on its CPUs, and its unpinned time by then; None: unknown. The first call counts."""
+        """Record that it is on its CPUs, and how long it was unpinned before; None: unknown.
+
+        Of several calls for the same CPUs the shortest known time is kept.
+        """
         if self.right and self.right[0] in (cpus, self.home):
             seconds = min((it for it in (seconds, self.right[1]) if it is not None), default=None)
         self.right = (cpus, seconds)
 
     def settled(self) -> float | None:
-        """Clear errors; return the unpinned time in seconds, the first time.
+        """Clear errors; at the first call return the unpinned time in seconds, or None if it is unknown.
 
-        A container that was right at the first check started right. None if the time is unknown.
+        It is 0 if the container was right at its first check.
         """
         if not self.is_awaited or self.proof is None:
             return None

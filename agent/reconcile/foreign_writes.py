@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ForeignWrites(Generic[Key]):
-    """Recent foreign writes by what was written, e.g. a container. Pure: each call gets the time."""
+    """Recent foreign writes by key, e.g. by container. Pure: each call gets the time."""
 
     rewrites: Mapping[Key, tuple[float, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -51,7 +51,7 @@ class ForeignWrites(Generic[Key]):
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
     def without(self, owners: Collection[Key]) -> ForeignWrites[Key]:
-        """Drop the writes of these, whose keys stand for others now; return itself if there are none."""
+        """Return the history without these keys, which now stand for other things; the same object if none of them is in it."""
         kept = {owner: times for owner, times in self.rewrites.items() if owner not in owners}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 

@@ -66,7 +66,7 @@ class MachineRecord:
     state: VMState | None = None  # None: the machine does not exist
 
     def listed(self, sandbox: RuntimeSandbox) -> None:
-        """Take over the runtime's listing."""
+        """Take over the runtime's data about the sandbox."""
         place = place_of(sandbox)
         self.is_due |= place != self.place
         self.place, self.pod_uid, self.has_quota = place, sandbox.pod_uid, sandbox.has_quota
@@ -103,10 +103,10 @@ class MachineRecord:
         self.is_refused &= threads is None
 
     def has_count(self, seen: VMSeen, now: float) -> None:
-        """Record the number of vCPUs; the first count of a machine older than its record is no change.
+        """Record the number of vCPUs; the first count of a machine that is older than its record does not count as a change.
 
-        After a change it is read again soon, because a new thread has the name of its creator, a vCPU, and hides all of
-        them.
+        After a change the machine is read again soon: a new thread has the name of the vCPU that created it, and until
+        it sets its own name no vCPU can be identified.
         """
         if self.vcpus is None:
             self.since = now - seen.seconds
@@ -120,7 +120,7 @@ class MachineRecord:
         return self.is_waiting or self.is_changing
 
     def was_read(self, state: VMState | None) -> bool:
-        """Record the state read back; return whether it changed. Its time is that of the first equal reading."""
+        """Record the state read back; return whether it changed. An unchanged state keeps its time."""
         before, self.state = self.state, state
         if before and state and replace(state, when=before.when) == before:
             self.state = before

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def _shown(observed: Observed, devices: Devices) -> Observed:
-    """Return the observation with what is known of devices."""
+    """Return the observation with the known devices of containers added."""
     return replace(
         observed,
         devices=devices.known(),
@@ -128,7 +128,7 @@ class Observer:
     def keeps_cpus(self, pod_uid: str) -> bool:
         """Return whether this pod keeps its CPUs when one of its containers exits, by the last observation.
 
-        It does not where the watch has shown since that it was deleted.
+        Return False if the watch has shown since then that the pod was deleted.
         """
         known = self._pods.get(pod_uid)
         return known is not None and keeps_cpus(known[1]) and pod_uid in self._interfaces.pods.pods()

@@ -85,7 +85,10 @@ class SharedQuestion:
         self._urgent.discard(container_id)
 
     async def _ask(self) -> None:
-        """List while a container waits: every NAME_PAUSE if urgent, else with backoff until there is news."""
+        """Request the runtime's list while a container waits for its name.
+
+        If one starts soon, every NAME_PAUSE, otherwise with backoff.
+        """
         pause = NAME_PAUSE
         try:
             while waiting := {key for key, answer in self._answers.items() if not answer.done()}:
@@ -101,7 +104,7 @@ class SharedQuestion:
             self._asking = None
 
     async def _take(self, waiting: set[str]) -> bool:
-        """Ask once; return whether the runtime named one of these containers."""
+        """Request the list once; return whether the runtime named one of the waiting containers."""
         try:
             named = await self._owners.created(waiting)
         except AgentError:  # a later question may succeed
@@ -114,7 +117,10 @@ class SharedQuestion:
 
 
 class PreStartPinner:
-    """Pins new containers. `cpus_of` returns the CPUs of a container or of a pod's containers, None to leave it alone."""
+    """Pins new containers.
+
+    `cpus_of` returns the CPUs of a container or of a pod's containers, None to leave it alone.
+    """
 
     def __init__(
         self,
@@ -203,12 +209,12 @@ class PreStartPinner:
         return not (is_settled or isinstance(container.owner, Owner))
 
     def _is_urgent(self, container: NewContainer, begun: float) -> bool:
-        """Return whether a name is to be known before the start, which comes soon."""
+        """Return whether a container that starts soon waits for its name."""
         is_soon = self._clock.monotonic() - begun < SOON_SECONDS
         return is_soon and self._cpus_of(container.owner) is not None
 
     def _longest_pause(self, container: NewContainer, begun: float) -> float:
-        """Return the longest pause between two looks: a short one while a plan for the pod must come soon."""
+        """Return the longest pause between two looks; a short one while the first plan for the pod is awaited."""
         is_awaited = self._cpus_of(container.owner) is Unplanned.YET
         return NAME_PAUSE if is_awaited and self._is_urgent(container, begun) else LONGEST_PAUSE
 

@@ -1,10 +1,10 @@
 """Unset the CFS quota of containers that own their CPUs, restore it afterwards, and count throttled periods.
 
 A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The pod's quota counts too, and is
-unset if every container of the pod is exclusive and unlimited. For a container that may use more CPUs than it owns both
-are unset unless the pod keeps them, because its helpers would use up the quota and throttle the threads on its own
-CPUs. A kubelet that resizes the pod sets both again, so a pass checks again after a second. A Kata container has no
-cgroup here, and keeps its quota.
+unset if every container of the pod is exclusive and unlimited. For a container that may use more CPUs than it owns,
+both quotas are unset unless the pod keeps them: its helper threads on the other CPUs would use up the quota, and the
+threads on its own CPUs would be throttled. When the kubelet resizes a pod it sets both quotas again, so they are
+checked again after a second. A Kata container has no cgroup here, and keeps its quota.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class QuotaKeeper:
         return not self._saved.originals
 
     def _look(self, record: ContainerRecord, cgroup: str, ledger: Ledger, word: Quota, now: float) -> _Look:
-        """Decide about one container; a decision on the same facts stands for a second."""
+        """Decide whether to unset a container's quota; for unchanged facts a decision is reused for a second."""
         held = ledger.of(record.owner)
         if held is None or not held.is_exclusive or not record.is_running:
             return _NOT_UNSET
@@ -123,7 +123,10 @@ class QuotaKeeper:
                 logger.debug("quota stays", extra={"facts": {"cgroup": cgroup, "reason": str(error)}})
 
     def _restore(self, cgroups: list[str], is_known: Collection[str]) -> None:
-        """Restore quotas that are still unset; forget those set by others in between, and removed cgroups."""
+        """Restore quotas that are still unset.
+
+        Quotas that another program has set in the meantime, and removed cgroups, are forgotten.
+        """
         done = []
         for cgroup in cgroups:
             try:

@@ -63,7 +63,8 @@ QUOTAS: Final = "quotas.json"
 # Policies of the kubelet's topology manager that align CPUs with devices.
 ALIGNING: Final = frozenset({"best-effort", "restricted", "single-numa-node"})
 TALLIES: Final = "tallies"  # key of the count of tasks by affinity on the agenda
-# after the start: a first list usually takes a tenth of it, so a longer one means that the API is out of reach
+# time after the start by which all pods should be listed: a first list usually takes a tenth of it, so a longer one
+# means that the API server is out of reach
 PODS_SECONDS: Final = 2.0
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Settings:
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
         """Return the free devices with the kubelet's preference for NUMA nodes; None if they are not known.
 
-        A Memory Manager has a say in the NUMA node that the topology manager takes, so beside it any may be taken.
+        With a Memory Manager the topology manager may choose any NUMA node, so no preference is assumed.
         """
         if kinds is None:
             return None
@@ -104,8 +105,8 @@ class Settings:
     def leaves_cpusets(self, ledger: Ledger | None) -> bool:
         """Return whether another program allocates the CPUs, so that uninstalling must not change them.
 
-        A static kubelet never reads a cpuset again: what is widened stays so. An agent that observes by configuration
-        may hold CPUs from before.
+        A static kubelet does not restore a cpuset that was widened. An agent that observes by configuration may still
+        have containers with CPUs from before, whose cpusets it has to widen.
         """
         return self.kubelet_now() is KubeletPolicy.STATIC or (self.config.observe and not ledger)
 
@@ -230,7 +231,7 @@ class Reconciler:
         if not config.observe:  # while observing, the kubelet writes the cpusets
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
-        # Before the flush, which takes longest: the kubelet prepares claims anew after a power failure.
+        # Before the flush: it takes longest, and after a power failure the kubelet prepares claims anew anyway.
         self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
         self._look_back(observed.known_uids)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
@@ -253,7 +254,7 @@ class Reconciler:
         )
 
     def _knows_enough(self, observed: Observed) -> bool:
-        """Return whether to act. With a ledger that is soon, because pods may have been edited while no agent ran."""
+        """Return whether to act; with a ledger after PODS_SECONDS at most, which lets edited pods be listed first."""
         is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
         self._has_begun = self._has_begun or observed.is_complete or (is_late and self._ledger is not None)
         return self._has_begun

@@ -1,8 +1,9 @@
 """Original values of kernel settings that the agent changed, in a file beside the checkpoint.
 
 An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the values, so
-a file of another boot is ignored, also one that a power failure has emptied. A file that cannot be used otherwise is kept
-as it is: nothing is saved, so that no value is changed, until it can be read, because it has the only originals there are.
+a file of another boot is ignored, also one that a power failure has emptied. A file that cannot be used for another
+reason is kept as it is, because it has the only copy of the originals. Until it can be read, nothing is saved, so that
+no value is changed.
 """
 
 from __future__ import annotations

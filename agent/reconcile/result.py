@@ -83,7 +83,7 @@ class PassResult:
 
     @cached_property
     def proven(self) -> Mapping[Owner, Proof]:
-        """The proof of each container; of several restarts the running one counts."""
+        """The proof of each container; of several instances with the same name that of the running one."""
         last = sorted(self.observed.live, key=lambda seen: (seen.state is State.RUNNING, seen.id))
         return {seen.owner: self.proofs[seen.id] for seen in last if seen.id in self.proofs}
 
@@ -148,7 +148,7 @@ def pass_result(
     return PassResult(
         observed=observed,
         plan=plan,
-        # a created container runs nothing yet, so its cpuset neither proves nor intrudes
+        # a created container runs nothing yet, so its cpuset is no proof, and it is no intruder
         proofs={key: record.proof for key, record in records.items() if record.proof and record.is_running},
         names=names,
         conflicts=foreign_writes.conflicts(names),
@@ -160,7 +160,7 @@ def pass_result(
         runtime_reason=observer.runtime_reason,
         kills=memory_kills(observer.shown_pods()),
         unready_guards=unready_guards(observer.shown_pods()),
-        # A pod that was deleted by force may end beside the next one of its name, which counts.
+        # A pod that was deleted by force may still run beside the next pod of that name: the next one is used.
         first_pids={it.name: it.seen.pid for it in sorted(shown, key=lambda it: it.owner.pod_uid in known)},
         cgroups={it.owner: it.cgroup for it in shown if it.cgroup},
     )
@@ -315,7 +315,7 @@ def _pooled(owner: Owner, cpus: CPUSet, result: PassResult) -> ContainerState:
 
 
 def _pools(owner: Owner, result: PassResult) -> CPUSet:
-    """Return the CPUs of the pools that a container may use, or of the shared set; in a machine those are not its own."""
+    """Return the CPUs of pools or the shared set that a container may use besides its own; none in a virtual machine."""
     return EMPTY if result.sandbox(owner) else result.run_sets.of(owner).others
 
 

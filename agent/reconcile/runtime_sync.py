@@ -1,8 +1,8 @@
 """Calls of the runtime beside the passes: cpusets of created containers, and the runtime's record of running ones.
 
-A runtime with a stale record would write it at its next change of the container. Two calls run at a time, only the
-newest set of a container counts, and no cgroup is written while a call for its container is in flight, because an older
-set must not overwrite a newer one.
+A runtime with a stale record would restore the old cpuset at its next change of the container. Two calls run at a time,
+and only the newest cpuset of a container is sent. No cgroup is written while a call for its container is in flight,
+because the older cpuset could overwrite the newer one.
 """
 
 from __future__ import annotations

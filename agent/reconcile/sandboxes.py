@@ -2,8 +2,8 @@
 
 Kata runs a machine on the union of the cpusets sent for its containers. So each container is sent the same set, and the
 threads are moved too: before the call, so that they leave CPUs at once, and again after it, because only then the
-cgroup has the new CPUs, and some kernels reset affinities when it is written. The affinities read from the kernel
-decide.
+cgroup has the new CPUs, and some kernels reset affinities when it is written. Whether a machine runs on its CPUs is
+decided by the affinities read from the kernel.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ class Sandboxes:
 def _seen(record: MachineRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
     """Return a machine as observed.
 
-    Of a lost one the runtime's cpusets count, and after a refusal no action waits for it.
+    A machine whose threads are not found counts as on the cpusets that the runtime accepted; after a refusal no action
+    waits for it.
     """
     threads, key, pod_uid = record.threads, record.place.key, record.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
@@ -194,9 +195,9 @@ class SandboxMover:
         return self._sandboxes.vms.confine(record, target.own, target.others)
 
     def _note_lost(self, record: MachineRecord, *, are_accepted: bool) -> bool:
-        """Record a lost machine.
+        """Record a lost machine; return whether it counts as moved.
 
-        Return whether it counts as moved: after the wait the runtime's answer is the only evidence.
+        It does after the wait, because then the runtime's answer is the only evidence.
         """
         record.is_refused = not are_accepted
         now = self._clock.monotonic()

@@ -50,7 +50,7 @@ class PlannedStarts:
         self._host_classes = host_classes
 
     def of(self, owner: Owner) -> CPUSet | None:
-        """Return a container's CPUs by the last plan, else the CPUs of containers without claims.
+        """Return a container's CPUs by the last plan, or the shared set if the plan does not name it.
 
         None: leave it alone.
         """
@@ -61,8 +61,8 @@ class PlannedStarts:
     def of_new(self, owner: Owner | str) -> StartCPUs | Unplanned | None:
         """Return the CPUs of a new container, or of any container of a pod if only that is known.
 
-        None: leave it alone. That is so in a conflict, while the agent writes nothing, and for pods with a runtime class of
-        which no container was seen on the host, because what looks like their container may be a virtual machine.
+        None: leave it alone, because it is in a conflict, the agent writes nothing, or its pod has a runtime class of
+        which no container was seen on the host: a cgroup of such a pod may belong to a virtual machine.
         """
         if isinstance(owner, Owner):
             cpus = self.of(owner)

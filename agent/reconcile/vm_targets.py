@@ -110,7 +110,7 @@ def _is_claimed(claim: Claim | None, found: HeldCPUs) -> bool:
 
 
 def _observed_sandbox(pod_uid: str, found: list[HeldCPUs], policy: VMThreadsPolicy) -> VMTarget:
-    """Return the union of the CPUs of a sandbox's containers; if some own CPUs, only these count."""
+    """Return the CPUs of a sandbox's containers together; if some of them own CPUs, only the CPUs of those."""
     own, shared, unsaid = (
         union(held.cpus for held in found if held.is_exclusive is word) for word in (True, False, None)
     )
@@ -123,10 +123,11 @@ def _observed_sandbox(pod_uid: str, found: list[HeldCPUs], policy: VMThreadsPoli
 def host_classes(
     known: frozenset[str], pods: Iterable[SeenPod], records: Iterable[ContainerRecord]
 ) -> frozenset[str]:
-    """Return the runtime classes whose containers run on the host; `known` are those of before.
+    """Return the runtime classes whose containers run on the host; `known` are those found before.
 
-    A pod names its class, and not whether its handler starts virtual machines: that is known once the runtime has listed
-    a container of it. A class that was deleted and made again with another handler is judged by its last containers.
+    A pod names its class, but not whether the handler behind it starts virtual machines; that is known once the runtime
+    has listed a container of the class. A class that was deleted and created again with another handler is judged by
+    its newest containers.
     """
     classes = {pod.uid: pod.runtime_class for pod in pods if pod.runtime_class}
     if not classes:

@@ -89,7 +89,7 @@ class VMKeeper:
             known[key].leave()
 
     async def follow(self, targets: Mapping[VMPlace, VMTarget], topology: Topology) -> None:
-        """Pin exactly these machines from now on; read those that need it."""
+        """Pin these machines from now on, and no others; read those whose threads may have changed."""
         self._topology = topology
         self._aim(targets)
         if followed := self._followed():

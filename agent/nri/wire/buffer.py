@@ -1,4 +1,4 @@
-"""Bytes that arrived in pieces, taken as headers with what follows them."""
+"""Buffer of bytes that arrive in pieces, from which a header and its body are taken together."""
 
 from __future__ import annotations
 

@@ -151,7 +151,10 @@ class Client:
             self._unlisted_reason = f"{reason} ({CRASHED})"
 
     def _listens(self) -> bool:
-        """Return whether the runtime still accepts connections; it drops a client that registers nothing."""
+        """Return whether the runtime still accepts connections.
+
+        It drops a client that does not register, so that trying is harmless.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             try:
                 stream.settimeout(_CONNECT_SECONDS)

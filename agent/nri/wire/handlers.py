@@ -38,7 +38,8 @@ def mask(*events: Event) -> int:
 
 
 GUARD_EVENTS: Final = mask(Event.VALIDATE_CONTAINER_ADJUSTMENT)
-# Accepted by every runtime. The runtime waits for the answer to each event, so those that change nothing are left out.
+# Accepted by every runtime. The runtime waits for the answer to each event, so events that the plugin does not need are
+# left out.
 WORKER_EVENTS_OLD: Final = mask(
     *(Event.RUN_POD_SANDBOX, Event.CREATE_CONTAINER, Event.START_CONTAINER),
     *(Event.UPDATE_CONTAINER, Event.REMOVE_CONTAINER),
