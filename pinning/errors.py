@@ -60,7 +60,7 @@ class NotEnoughCPUs(PinningError):
         self.remedies = remedies
 
     def beside(self, devices: str) -> NotEnoughCPUs:
-        """Return the same refusal with the devices that the CPUs had to be beside."""
+        """Return the same refusal with the devices added near which the CPUs had to be."""
         wanted, comma, found = self.detail.partition(",")
         detail = f"{wanted} beside {devices}{comma}{found}"
         return NotEnoughCPUs(self.wanted, self.found, detail, self.remedies)
@@ -78,9 +78,8 @@ class IllegalTransition(PinningError):
 class Cause:
     """One reason for a refusal, as in `status.details.causes[]` of the Kubernetes API.
 
-    `field` is a non-empty JSON path with dots; `message` names value, expectation and remedy. Both are truncated
-    whatever the user wrote. `flaw` identifies the problem without amounts, for messages with amounts or truncated
-    text.
+    `field` is a non-empty JSON path with dots; `message` names value, expectation and remedy. Both are truncated to a
+    fixed length. `flaw` identifies the problem without amounts, for messages with amounts or truncated text.
     """
 
     field: str

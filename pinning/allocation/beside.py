@@ -66,7 +66,7 @@ class Beside:
         return cpus <= union(near) and all(cpus & home for home in near)
 
     def obstacle(self, numa: NUMAPolicy, unit: int, count: int) -> NotEnoughCPUs | None:
-        """Return why no CPUs at all can be near each device, or None; `unit` of the count make a core."""
+        """Return why no choice of CPUs can be near every device, or None; the count is in units of `unit` CPUs."""
         number = len(self.homes)
         least = unit * (number - 1) + 1
         if not self.is_required or number == 1:
@@ -88,11 +88,11 @@ def place_beside(
 ) -> Placement:
     """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the region is too small.
 
-    Under `packed` each home gets whole units, in proportion to its devices, where it has room for them.
-    Without room for all, as many as possible are near, and the rest as near as possible. `single` takes one
-    NUMA node: the home of most devices first, then the nearest other one. `distributed` gives every home the
-    same number, where they have room, or spreads over the home nodes and the nearest others. Where CPUs
-    elsewhere are refused, every home gets some. `usable` are the CPUs that the container may get at all.
+    Under `packed` each home gets whole units, in proportion to its devices, where it has room for them. Without room
+    for all, as many as possible are near, and the rest as near as possible. `single` takes one NUMA node: the home of
+    most devices first, then the nearest other one. `distributed` gives every home the same number, where they have
+    room, or spreads over the home nodes and the nearest others. If CPUs that are not near the devices are refused,
+    every home gets some. `usable` are all CPUs that the container may get.
     """
     placed = _placed(topology, beside, numa, unit, count, usable, put)
     if not beside.is_met_by(topology, placed.cpus):
@@ -131,7 +131,8 @@ def resize_beside(
 ) -> Placement:
     """Resize a placement: release CPUs on far nodes first, add near ones first; raise NotEnoughCPUs.
 
-    `needed` is the number of CPUs for the claim. Where CPUs elsewhere are refused, none of them is added.
+    `needed` is the number of CPUs for the claim. If CPUs that are not near the devices are refused, none of those is
+    added.
     """
     staying = len(kept.cpus & topology.online)
     regions = [

@@ -1,7 +1,8 @@
 """The kubelet's distributed algorithm (KEP-2902): the same number of CPUs on each of the fewest NUMA nodes.
 
 The nodes, and those that give one group more, are chosen so that the free CPUs of all nodes stay as even as possible.
-CPUs that a container already has count: its nodes are kept, and one with more than its share reduces the others'.
+CPUs that a container already has are included: its nodes are kept, and if it has more than an even share on one node,
+the others give less.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class _Problem:
                 return
 
     def _roomiest(self, left: Nodes, groups: int) -> Nodes:
-        """Return the extra that takes each group from the node with most CPUs left, which reduces the sum most."""
+        """Return the nodes that give the extra groups: each time the one with most free CPUs, which reduces the sum most."""
         rooms, extra = list(left), []
         for _ in range(groups):
             place = rooms.index(max(rooms))

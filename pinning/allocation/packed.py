@@ -182,7 +182,7 @@ class _Accumulator:
         self.taken = 0
 
     def take(self, mask: int) -> None:
-        """Take free CPUs, no more than needed."""
+        """Take these free CPUs, or as many of the lowest as are still needed."""
         self.taken |= mask
         self.free &= ~mask
         self.need -= mask.bit_count()

@@ -59,11 +59,11 @@ def place(
 ) -> Placement:
     """Return the CPUs for `count` threads; raise NotEnoughCPUs with the largest possible count and the remedy.
 
-    `free` are CPUs without an owner; those of `keep`, `held` and `reusable` may be used besides. `keep` is a
-    placement under the same policies: it grows by the nearest CPUs, shrinks to a packed subset, and gets the
-    nearest replacement for an offline CPU. `held` is one under other policies: it is placed anew, on as many of its
-    CPUs as the new policies allow. `reusable` are an init container's CPUs, used first. `distribute` is the
-    kubelet's node-wide option: it makes the policy `packed` distribute.
+    `free` are CPUs without an owner; CPUs of `keep`, `held` and `reusable` may be used too. `keep` is a placement under
+    the same policies: it grows by the nearest CPUs, shrinks to a packed subset, and gets the nearest replacement for an
+    offline CPU. `held` is a placement under other policies: the container is placed anew, on as many of these CPUs as
+    the new policies allow. `reusable` are an init container's CPUs, used first. `distribute` is the kubelet's node-wide
+    option: it makes the policy `packed` distribute.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -102,7 +102,7 @@ class _Claim:
         return self._settled(taken, held)
 
     def resized(self, keep: CPUSet) -> Placement:
-        """Place with the least change: a subset of the CPUs, or all of them and more."""
+        """Place with the least change: on a subset of the present CPUs, or on all of them and further ones."""
         kept = self._staying(keep)
         kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
         if kept.bit_count() >= self.count:

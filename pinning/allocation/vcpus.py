@@ -124,7 +124,7 @@ def _usable(topology: Topology, cpus: Iterable[int], policy: SMTPolicy) -> CPUSe
 
 @dataclass(frozen=True, slots=True)
 class _VM:
-    """One virtual machine and its CPUs; those of the emulator and the I/O pool run no other threads."""
+    """One virtual machine and its CPUs; an isolated emulator and an I/O pool have CPUs without other threads."""
 
     topology: Topology
     usable: CPUSet
@@ -283,7 +283,7 @@ def _left_free(nodes: list[list[Core]], guest: GuestTopology, wanted: int) -> CP
 
 
 def _slices(cpus: Core, vcpus: int, iothreads: int) -> Iterator[CPUSet]:
-    """Yield the CPUs of I/O threads without CPUs of their own: KubeVirt distributes those of the first vCPUs."""
+    """Yield the CPUs of I/O threads that share CPUs with vCPUs: KubeVirt distributes the CPUs of the first vCPUs among them."""
     if iothreads >= vcpus:
         yield from (CPUSet([cpus[number % vcpus]]) for number in range(1, iothreads + 1))
         return

@@ -39,7 +39,8 @@ class Offer(NamedTuple):
 def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:
     """Return the CPU amount of a published device of any driver, in the API's form; None if it has none.
 
-    Of upstream's driver each device without an amount is a CPU: it publishes them so in its mode `individual`.
+    A device of upstream's driver without an amount is one CPU, because in its mode `individual` the driver publishes
+    each CPU as a device.
     """
     amount = (device.get("capacity") or {}).get(DRA_CAPACITY)
     if amount:
@@ -97,7 +98,9 @@ def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str
 
 
 def slice_devices(offer: Offer) -> list[dict[str, Any]]:
-    """Return the devices of the node's ResourceSlice, with the least room first, because the scheduler takes the first.
+    """Return the devices of the node's ResourceSlice.
+
+    The one with the fewest CPUs left is first, because the scheduler takes the first that fits.
 
     A device without CPUs is left out: the API server refuses its policy, and without one a request consumes nothing.
     """

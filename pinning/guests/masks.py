@@ -128,7 +128,7 @@ def _is_settled(seen: VMSeen, unchanged_seconds: float) -> bool:
 
 
 def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:
-    """Return the masks if they are distinct single CPUs among `cpus`; else nothing."""
+    """Return the CPUs of the masks if each mask is a single CPU of `cpus`, and all of them differ; otherwise an empty set."""
     together = union(masks)
     is_whole = len(together) == len(masks) == sum(map(len, masks))
     return tuple(masks) if is_whole and together <= cpus else ()

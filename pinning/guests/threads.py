@@ -49,8 +49,8 @@ class VMThread:
     tid: int
     role: Role
     name: str = ""  # its comm: the name that the kernel shows
-    # For a vCPU: QEMU's number of it by its name, else KVM's, which is the APIC id on x86. It orders the
-    # vCPUs, has gaps after hotplug, and is not an index.
+    # Number of a vCPU: QEMU's, which is in the thread's name, otherwise KVM's, which is the APIC id on x86. The numbers
+    # order the vCPUs, and have gaps after hotplug, so they are no indexes.
     index: int | None = None
     process: int = field(default=0, compare=False)  # pid of its process; a kernel thread is its own process
     started: int = field(default=0, compare=False)

@@ -1,10 +1,9 @@
 """The affinity of each device interrupt while some CPUs are quiet. Pure.
 
-Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others keep
-their affinity. An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back
-when the CPUs are no longer quiet. It counts as the agent's only while its affinity is one that the agent
-wrote: any other value was set by another program, or by the kernel when a CPU went offline, and is the new
-original.
+Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others keep their
+affinity. An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs
+are no longer quiet. The agent restores an affinity only if it is one that the agent wrote. Any other value was set by
+another program, or by the kernel when a CPU went offline, and becomes the new original.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def hindrance(quiet: Quiet) -> str:
 def away(original: CPUSet, quiet: Quiet, near: CPUSet = EMPTY) -> CPUSet:
     """Return the affinity of an interrupt off quiet CPUs, always with an online CPU if the original has one.
 
-    `near` are the CPUs of its device's NUMA node: one that loses all of its CPUs moves to others there first.
+    `near` are the CPUs of its device's NUMA node, to which an interrupt moves first if it loses all of its CPUs.
     """
     if quiet.home:
         return original & quiet.home or quiet.home

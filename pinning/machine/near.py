@@ -138,7 +138,8 @@ def cpus_near(topology: Topology, nodes: CPUSet) -> CPUSet:
 def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
     """Return all NUMA nodes with CPUs in groups, nearest first: the given ones, then others by their distance.
 
-    At one distance the nodes in a package of the given ones come first; so they do where distances are not known.
+    Among nodes at the same distance, and if distances are not known, nodes in the packages of the given ones come
+    first.
     """
     packages = {core.package for core in topology.cores if core.numa_node in nodes}
     beside = {core.numa_node for core in topology.cores if core.package in packages}
@@ -160,8 +161,8 @@ def shares(
 ) -> tuple[int, ...] | None:
     """Return how many of `count` CPUs go beside each home: whole units in proportion to its devices.
 
-    Each home gets one unit at least while there are as many; the homes that come first have most devices. `rooms` are
-    the most that each can get; None if all of them together are less than `count`.
+    Each home gets at least one unit if there are enough units; homes are given in order of their number of devices,
+    most first. `rooms` are the most that each can get; None if all of them together are less than `count`.
     """
     limits = rooms or [count] * len(devices)
     if sum(limits) < count:

@@ -55,18 +55,17 @@ def rooms(topology: Topology, free: Mapping[int, int], total: int, devices: Free
 def _near(
     topology: Topology, resource: str, kind: Iterable[CPUSet], taken: Collection[int] | None
 ) -> Iterator[int]:
-    """Yield the NUMA nodes near the devices of a resource; with `taken` near those on these nodes."""
+    """Yield the NUMA nodes near the devices of a resource; with `taken` only near its devices on these nodes."""
     for nodes in kind:
         if taken is None or any(node in taken for node in nodes):
             yield from near_nodes(topology, Device(resource, nodes))
 
 
 def first_nodes(kinds: Kinds) -> frozenset[int] | None:
-    """Return the NUMA nodes of devices that no lower node replaces; None for too many nodes.
+    """Return the NUMA nodes that the topology manager may choose; None for too many nodes.
 
-    For a container that fits on one node the topology manager takes the lowest one with all of its devices. A
-    lower node that has as many free devices of every resource is therefore taken instead, whatever the
-    container requests.
+    For a container that fits on one node it chooses the lowest node with all of its devices. So a node is never chosen
+    if a lower one has as many free devices of every resource.
     """
     numbers = sorted({node for kind in kinds.values() for nodes in kind for node in nodes})
     if len(numbers) > MOST_NODES:

@@ -79,7 +79,7 @@ class _Writer(NamedTuple):
     def leaves(self, charged: CPUSet) -> int:
         """Return the CPUs the move frees, as a bitmask.
 
-        Tasks leave CPUs that their container no longer holds, also where others of its threads stay: those that use
+        Tasks also leave CPUs that their container no longer holds if other threads of it stay there: threads that use
         pools, or in a sandbox those of containers without CPUs of their own.
         """
         is_divided = bool(self.target.home or self.sandbox)
@@ -88,10 +88,13 @@ class _Writer(NamedTuple):
 
 
 class _Leavers:
-    """The writes that vacate CPUs. All writes that gain the same CPUs share one, so that their number does not square."""
+    """The writes that vacate CPUs.
+
+    All writes that gain the same CPUs share one object, so that memory does not grow with the square of their number.
+    """
 
     def __init__(self, writes: list[_Write], later: list[_Write] | None = None) -> None:
-        """Take the writes, and those of them that are no shrinks if the caller has them."""
+        """Store the writes; `later` are the writes that are no shrinks, if the caller has selected them already."""
         self.writes = writes
         self._open = _after_shrinks(writes) if later is None else later
 
@@ -106,7 +109,7 @@ class _Leavers:
         return not self._open
 
     def replace(self, write: _Write, by: _Write) -> None:
-        """Wait for another write instead of this one, if it is one of these."""
+        """Replace a write by another one, if it is among these."""
         self.writes = [by if it is write else it for it in self.writes]
         self._open = _after_shrinks(self.writes)
 
@@ -125,7 +128,7 @@ class _Write:
     previous: _Write | None = None  # earlier write of the same container
 
     def is_free(self, ready: set[_Write]) -> bool:
-        """Return whether it waits for nothing but what is ready."""
+        """Return whether all writes for which it waits are in `ready`."""
         return (self.previous is None or self.previous in ready) and self.leavers.are_in(ready)
 
     @property
@@ -289,7 +292,7 @@ def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Writ
 
 
 def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of a container without CPUs of its own: to those it may keep, then to the whole shared set."""
+    """Yield the writes of a container without own CPUs: first to the CPUs it may keep, then to the whole shared set."""
     shared, charged, current = writer.target.others, writer.charged, writer.current
     home = writer.target.home if writer.must_wait else EMPTY
     if not current <= shared:
@@ -354,9 +357,9 @@ def _leaving(writes: Mapping[int, list[_Write]], needs: int) -> list[_Write]:
 def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge: CPUSet) -> None:
     """Break a dependency cycle between containers that wait for each other's CPUs: move one of them aside first.
 
-    Foreign writes create such cycles, and a strict reserve, beside which every shared CPU may still be in use: then
-    one of them moves through the reserved CPUs. Without a free CPU to move to, the write goes ahead at once, because
-    a short overlap is better than a deadlock.
+    Such cycles come from foreign writes, or from a strict reserve, because every shared CPU may then be in use: in that
+    case one container moves over the reserved CPUs. Without a free CPU to move to, the write goes ahead at once,
+    because a short overlap is better than a deadlock.
     """
     first = _in_circle(blocked[0], ready)
     if not refuge:

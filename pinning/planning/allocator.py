@@ -81,7 +81,7 @@ class Allocator:
 
     sets: NodeSets
     config: NodeConfig
-    # Arguments of searches that found too little, with those of their NotEnoughCPUs.
+    # Arguments of failed searches, each with the arguments of its NotEnoughCPUs.
     refused: dict[object, tuple[int, int, str, tuple[str, ...]]] = field(default_factory=dict, compare=False)
 
     def fresh(
@@ -93,7 +93,7 @@ class Allocator:
         beside: Beside = ANYWHERE,
         keep: Placement | None = None,
     ) -> Placement:
-        """Return CPUs for a claim, around those that it keeps if it has any; raise NotEnoughCPUs."""
+        """Return CPUs for a claim, including those that it keeps; raise NotEnoughCPUs."""
         own = reusable & self.sets.source(claim)
         return self._first(claim, policies, free, claim.count, beside, reusable=own, keep=keep)
 
@@ -119,7 +119,7 @@ class Allocator:
         free: CPUSet,
         beside: Beside = ANYWHERE,
     ) -> Placement:
-        """Return as many CPUs under other policies, keeping the ones those allow; raise NotEnoughCPUs."""
+        """Return as many CPUs under other policies, and keep those that these allow; raise NotEnoughCPUs."""
         count = (
             core_count(self.sets, assignment)
             if assignment.claim.origin is Origin.CMK
@@ -139,7 +139,7 @@ class Allocator:
         keep: Placement | None = None,
         held: Placement | None = None,
     ) -> Placement:
-        """Return what `_search` finds; raise NotEnoughCPUs, for an equal claim on the same CPUs without a search."""
+        """Return what `_search` finds; raise NotEnoughCPUs, at once for arguments that failed before."""
         asked = claim, policies, free, count, beside, reusable, keep, held
         if self.refused and (refusal := self.refused.get(_key(*asked))):
             raise NotEnoughCPUs(*refusal)

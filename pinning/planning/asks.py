@@ -68,7 +68,7 @@ def asks(
 
 
 def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
-    """Return the pod with the containers in its pool that run there and got their first CPU limit since."""
+    """Return the pod with those containers kept in its pool that run there and got their first CPU limit after their start."""
     pool = ledger.pools.get(pod.uid) if pod.budget else None
     if not pod.budget or not pool or not pool.claim.pool:
         return pod
@@ -80,7 +80,7 @@ def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
 
 
 def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, Owner, int]]:
-    """Return the claims of a pod with their owners, and what those ask for that its budget limits."""
+    """Return the claims of a pod with their owners, and the CPUs requested by those that the pod's budget limits."""
     budget = pod.budget
     if not budget:
         return pod.in_turn

@@ -1,7 +1,7 @@
 """One pass over the claims of a node: frees, shrinks, moves and grants CPUs until nothing changes.
 
-The order is total. Containers with CPUs come before those without, older pods before younger ones; CPUs that are
-given back are available to others in the same pass.
+The order is total. Containers that hold CPUs come before those that hold none, and older pods before younger ones. CPUs
+that are freed are available to other containers in the same pass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Assigner:
 
     @property
     def refusals(self) -> dict[Owner, Refusal]:
-        """The refusals by owner; that of a pool has an empty container name."""
+        """The refusals by owner; the owner of a pool has an empty container name."""
         return self._refused.found
 
     @property
@@ -74,7 +74,7 @@ class Assigner:
             self._collect()
         self.claims.grant()
         of_claims = self.claims.assign()
-        # Not an attribute: a cycle of references would keep every claim of the pass until the garbage collector runs.
+        # Not stored: a cycle of references would keep every claim of the pass until garbage is collected.
         steps = (self._give_back, self._await_devices, self._change_policy, self._come_nearer, self._fill)
         before = None
         while before is not self.draft.ledger and before != self.draft.ledger:
@@ -343,7 +343,7 @@ def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:
 
 
 def _first_inside(region: CPUSet, free: CPUSet, choose: Callable[[CPUSet], Assignment]) -> Assignment:
-    """Return the choice among the free CPUs of a region if they suffice, else among all; raise NotEnoughCPUs."""
+    """Return a choice among the free CPUs of a region if they suffice, otherwise among all free CPUs; raise NotEnoughCPUs."""
     if region:
         with suppress(NotEnoughCPUs):
             return choose(free & region)

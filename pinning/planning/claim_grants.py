@@ -68,7 +68,7 @@ class ClaimPlanner:
 
     @cached_property
     def owners(self) -> frozenset[Owner]:
-        """Containers whose CPUs are those of their claims only."""
+        """Containers that get their CPUs from their ResourceClaims only."""
         return frozenset(self._users)
 
     @cached_property
@@ -102,7 +102,8 @@ class ClaimPlanner:
     def held_back(self) -> frozenset[Owner]:
         """Containers that must not start yet: a claim that they name may not be reserved for their pod.
 
-        That holds until the claim is read, and as long as a claim with CPUs of this node is not reserved for their pod.
+        They are held back until the claim is read, and as long as a claim with CPUs of this node is not reserved for
+        their pod.
         """
         return self.deferred.union(self._unreserved)
 
@@ -323,8 +324,8 @@ _WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
 def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
     """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones.
 
-    The pods of another allocation do not come to the CPUs of this one. A claim that the kubelet gave back stays only
-    where it is in the ledger and not over.
+    Pods of an earlier allocation get no CPUs of the present one. A claim that the kubelet gave back is included only if
+    the ledger has it and containers still use it.
     """
     kept = {uid: grant for uid, grant in ledger.claims.items() if uid not in over}
     if observed.claims is None:

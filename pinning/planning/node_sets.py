@@ -54,7 +54,7 @@ class NodeSets:
 
     @property
     def unpooled(self) -> CPUSet:
-        """CPUs in no pool: CMK's `infra` pool while nothing is claimed."""
+        """CPUs in no pool, which are CMK's `infra` pool while no CPU is claimed."""
         return self.universe - self.pools.exclusive - self.pools.non_isolcpus - self.pools.set_aside
 
     @property

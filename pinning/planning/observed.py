@@ -120,14 +120,15 @@ class SeenPod:
     def in_turn(self) -> tuple[tuple[Claim, Owner, int], ...]:
         """Return the claims in the order in which they are served, with their owners; none if slices exceed the budget.
 
-        They are combined once for a pod, because each plan reads them. The number is what a claim has beyond the budget.
+        They are computed once for a pod, because each plan reads them. The number says how many CPUs a claim has beyond
+        the budget.
         """
         claims = self.budget.in_turn if self.budget else self.claims
         return tuple([(claim, Owner(self.uid, claim.container), 0) for claim in claims])
 
     @property
     def all_claims(self) -> tuple[Claim, ...]:
-        """Its claims, and that of its pool."""
+        """The claims of its containers, and the claim of its pool."""
         return (*self.claims, self.budget.rest) if self.budget else self.claims
 
     @property
@@ -243,7 +244,7 @@ class Observed:
     def devices_of(self, owner: Owner, role: Role) -> tuple[Device, ...]:
         """Return the known devices of a container.
 
-        An ordinary init container counts as having those of its pod, and so does a pod's pool.
+        An ordinary init container, and the pool of a pod, have the devices of all containers of the pod.
         """
         if role is not Role.INIT and owner.container:
             return (*self.devices.get(owner, ()), *self._not_looked_up(owner))

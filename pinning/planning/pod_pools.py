@@ -50,9 +50,9 @@ def part_of(
 ) -> Assignment | Part | None:
     """Return the CPUs that a container owns alone or with others of its pod; None: it runs in the shared set.
 
-    They are those of its assignment or of its pod's pool, which are returned as they are: each pass asks for every
-    container. `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not keep off them: the
-    kubelet starts these after all init containers.
+    The stored assignment of the container or of its pod's pool is returned, not a copy, because each pass asks for
+    every container. `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not
+    keep off them: the kubelet starts these after all init containers.
     """
     held = ledger.of(owner)
     if held:
@@ -138,8 +138,9 @@ NO_SHARED_CHARGE: Final = SharedCharge(EMPTY, frozenset())
 def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
     """Return the CPUs of a pod's pool and of the lasting slices under its policy, and the containers that may request them.
 
-    One container requests the pool's, it may have any place in the pod, and a resize moves CPUs between the parts. With
-    `is_whole` the slices under another policy are among them too, if the budget is to be on one NUMA node.
+    They are counted together, because any one container of the pod requests those of the pool, and a resize moves CPUs
+    between the parts. With `is_whole` the slices under another policy are among them too, if the budget is to be on one
+    NUMA node.
     """
     pool = ledger.pools.get(uid)
     purpose = pool.claim.pool if pool else None
@@ -174,8 +175,8 @@ class Regions:
     def of(self, ask: Ask) -> CPUSet | None:
         """Return the CPUs for the parts of a pod; None if the shared set would be empty.
 
-        It is empty for claims outside of a budget, and where the parts of a pod that holds some do not fit as one
-        claim. Raise NotEnoughCPUs if the pod holds none, and all together do not fit.
+        The result is empty for claims outside of a budget, and if the parts of a pod that already holds CPUs do not fit
+        as one claim. Raise NotEnoughCPUs if the pod holds no CPUs and its parts do not fit together.
         """
         if not ask.is_part:
             return EMPTY

@@ -23,9 +23,9 @@ def effective_quota(
 ) -> Quota:
     """Return the treatment of a container's quota: by its pod's annotations, else by the node's default.
 
-    A container that also uses pools has none unless its pod keeps it, because helpers would use it up. Neither has one
-    under `noise-policy: quiet` if the node keeps CPUs quiet, also if it owns more CPUs than its limit: being throttled is
-    the longest of all pauses. Under CRI-O, CRI-O follows its own annotation.
+    The quota of a container that also uses pools is unset unless its pod keeps it, because helper threads would use it
+    up. It is also unset under `noise-policy: quiet` if the node keeps CPUs quiet, even if the container owns more CPUs
+    than its limit, because throttling is the longest of all pauses. CRI-O itself follows its own annotation.
     """
     if claim.quota:
         return Quota(claim.quota)

@@ -1,7 +1,7 @@
 """Ledger recovery without a usable checkpoint: CPUs from cgroups, policies from pods. Pure.
 
-Only unambiguous assignments are recovered; the planner assigns the rest anew. A container whose claim was refused
-runs on the same cpuset as the unpinned containers, by which it is recognized.
+Only unambiguous assignments are recovered; the planner assigns the rest anew. A container whose claim was refused is
+recognized by its cpuset, which is that of the unpinned containers.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def _own(
 ) -> Iterator[CPUSet]:
     """Yield the subsets of its cpuset that a container may own, in this order.
 
-    All of it; the part on which no container without a claim runs; the part that was published for it.
+    They are: the whole cpuset; the part on which no container without a claim runs; the part that was published for the
+    container.
     """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:
@@ -252,7 +253,7 @@ def _sharing(observed: Observed) -> set[CPUSet]:
 
 
 def _restart(owner: Owner, observed: Observed) -> SeenContainer | None:
-    """Return the instance of a container that runs, else the one that may start."""
+    """Return the running instance of a container, or the created one if none runs."""
     restarts = [seen for seen in observed.live if seen.owner == owner]
     return min(restarts, key=lambda seen: (seen.state is not State.RUNNING, seen.id), default=None)
 

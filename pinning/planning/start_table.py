@@ -78,9 +78,10 @@ class StartTable:
     ) -> Start | str:
         """Return the start of a container, or the reason why it may not start yet.
 
-        `claims` says that its sandbox is marked as claiming CPUs: it can delay the container, and never grants
-        CPUs, because users can set the mark. `busy` adds CPUs to the table's own. Of `cdi_devices` those of
-        ResourceClaims count where the claim is reserved for the pod, because annotations of a pod can name any.
+        `claims` says that its sandbox is marked as claiming CPUs: the mark can delay the container, and never grants
+        CPUs, because users can set it. `busy` are further CPUs that containers have still to leave. A device in
+        `cdi_devices` is used only if its claim is reserved for the pod, because annotations of a pod can name any
+        device.
         """
         busy |= self.busy
         held = self.ledger.of(owner)

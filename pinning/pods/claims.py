@@ -153,7 +153,7 @@ class Budget:
     def staying(self, users: Iterable[PoolUser]) -> tuple[PoolUser, ...]:
         """Return the users of the pod's pool that stay there: those with their first CPU limit that no annotation names.
 
-        A resize fills in limits of a LimitRange that is younger than the pod, and no record of that is stored.
+        If a LimitRange is younger than the pod, a resize fills in its limits without recording that in the pod.
         """
         bare = {user.container: user for user in users if user.is_bare}
         names = [it.container for it in self.slices if it.container in bare] if bare else []
@@ -236,7 +236,7 @@ class PodClaims:
 
     @property
     def carrier(self) -> str:
-        """Return the lasting container that requests the pool's counts, first one without a slice; empty: none."""
+        """Return the lasting container that requests the resources of the pool, preferably one without a slice; empty: none."""
         pool = self.pool
         users = pool.pool.lasting if pool and pool.pool else ()
         return users[0] if users else next((it.name for it in self.members if it.role is not Role.INIT), "")
@@ -373,7 +373,7 @@ def read_pod(pod: Pod) -> PodClaims:
 
 
 def _beside_runtime(claim: Claim, annotations: Mapping[str, str], machine: str) -> Claim:
-    """Return the claim with what CRI-O's annotations and virtual machines change of it."""
+    """Return the claim as CRI-O's annotations and virtual machines change it."""
     if claim.shared_cpus and machine:
         claim = replace(claim, shared_cpus=False)
     if is_disabled(annotations, CRIO_CPU_QUOTA, claim.container):

@@ -48,9 +48,9 @@ def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
 
 
 def _of_budget(asked: PodClaims) -> Iterator[Count]:
-    """Yield what the lasting containers of a pod with a budget request together.
+    """Yield the amounts that the lasting containers of a pod with a budget request together.
 
-    One of them requests the cores of the pool, so that a container alone may have too few or more than it takes.
+    One of them requests the cores of the pool, so that a single container may request fewer or more than it takes.
     """
     pool = asked.pool
     parts = (*asked.slices, pool) if pool else asked.slices
@@ -66,8 +66,8 @@ def _requested(member: Member, smt: SMTPolicy) -> int:
 class CoreCounts:
     """The cores that the scheduler counts for one pod, against those that its claims take.
 
-    `threads` is the largest number of CPUs per core on the node; `budget` is that of the pod. The cores of its parts are
-    added up once, because a pod may have 200 of them.
+    `threads` is the largest number of CPUs per core on the node; `budget` is the pod's budget. The cores of its parts
+    are added up once, because a pod may have 200 parts.
     """
 
     def __init__(self, counts: Iterable[Count], threads: int, budget: Budget | None = None) -> None:
@@ -99,7 +99,7 @@ class CoreCounts:
         return f"{who} {amount} {RESOURCES[smt]}, and smt-policy {smt} takes {needed}: {REMEDY}"
 
     def _at_once(self, claim: Claim, needed: int) -> int:
-        """Return the cores that the pod takes at its peak: an init container that ends may take more than all that last."""
+        """Return the cores that the pod takes at its peak; an init container may take more than all that run later."""
         together = self._together[claim.smt]
         return max(together, needed) if claim.role is Role.INIT else together
 

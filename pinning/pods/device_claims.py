@@ -16,7 +16,7 @@ MOST_CLAIMS: Final = 32  # claims read of a pod, and of one container
 
 
 class NamedRequest(NamedTuple):
-    """A ResourceClaim of the pod's namespace, and the request of it that a container names; empty: all of them."""
+    """A ResourceClaim of the pod's namespace, and the request in it that a container names; empty: all requests."""
 
     claim: str
     request: str = ""
@@ -35,7 +35,7 @@ class ClaimUse(NamedTuple):
 
 
 def claim_names(pod: Pod) -> Mapping[str, str]:
-    """Return the ResourceClaims of a pod by the names that its containers use; templates count once one is made."""
+    """Return the ResourceClaims of a pod by the names that its containers use, with those created from templates."""
     listed = (pod.get("spec") or {}).get("resourceClaims")
     if not listed:
         return {}

@@ -74,7 +74,7 @@ class Member(_Placed):
 
     @lazy
     def cores(self) -> tuple[str, ...]:
-        """Return the CMK resources that the container asks for; the first one counts."""
+        """Return the CMK resources that the container requests; only the first one has an effect."""
         resources = self.container.get("resources") or {}
         requested, limited = resources.get("requests") or {}, resources.get("limits") or {}
         if requested.keys().isdisjoint(CMK_RESOURCES) and limited.keys().isdisjoint(CMK_RESOURCES):

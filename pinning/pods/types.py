@@ -14,7 +14,7 @@ ResourceList = dict[str, RawQuantity]
 
 
 class NamedClaim(TypedDict, total=False):
-    """A claim of the pod that a container names; without `request` all of it."""
+    """A claim of the pod that a container names; without `request` all of the claim's requests."""
 
     name: str
     request: str | None
@@ -121,7 +121,7 @@ class Projected(TypedDict, total=False):
 
 
 class Volume(TypedDict, total=False):
-    """One volume of a pod; of its source only the kinds that corepin or the API server adds, and mounts of the host."""
+    """One volume of a pod, with the kinds of sources that corepin or the API server adds, and with mounts of the host."""
 
     name: str
     hostPath: HostPath | None

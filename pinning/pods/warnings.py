@@ -143,8 +143,8 @@ def beside_claims(
 ) -> Iterator[Cause]:
     """Warn about CPU requests beside ResourceClaims, which are not followed if a claim is for CPUs.
 
-    The pod does not say what these claims are for. A count that repeats the claim, as KubeVirt's launchers have one and
-    containers in a pod with a budget, is no second demand.
+    The pod does not say what these claims are for. A count that repeats the claim, as in KubeVirt's launchers and in
+    pods with a budget, is no additional request.
     """
     having = names_claims(listed)
     members = {member.name: member for member in listed if member.name in having}
