@@ -1,4 +1,4 @@
-"""A pod's budget against what happens to it after mutation: its amounts and its record. Pure.
+"""Amounts and a record of a pod's budget, which protect it against changes after mutation. Pure.
 
 An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows `spec.resources` to
 mutating webhooks and drops it before it validates the pod. Webhooks that are called later may add containers.
@@ -30,8 +30,8 @@ _REMEDY: Final = "switch that gate on, or remove spec.resources and give the con
 def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
     """Yield the pod-level CPU request or limit of a budget that the API server would fill in.
 
-    It fills them in after all webhooks, from what the containers state by then, so that a container that a later webhook
-    adds without a CPU limit, or with a request, would end the budget.
+    The API server fills them in after all webhooks from the amounts of the containers. A container that a later webhook
+    adds without a CPU limit, or with a request, would change them, and the pod would lose its budget.
     """
     if not pod_claims.pod_level:
         return
@@ -44,7 +44,10 @@ def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
 
 def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
-    """Yield the record of the pod's budget; that of another pod, from which this one was copied, is replaced or removed."""
+    """Yield the operations for the record of the pod's budget.
+
+    A record copied from another pod is replaced or removed.
+    """
     recorded = record_of(pod)
     cpus = str(pod_claims.pod_level.cpus) if pod_claims.pod_level else None
     if cpus is not None and cpus != recorded:
@@ -69,7 +72,7 @@ def dropped(pod: Pod) -> Iterator[Cause]:
 
 
 def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
-    """Refuse to have the scheduler count cores for a pool that the pod does not get."""
+    """Refuse a request for cores of a pool that the pod does not get."""
     if not _is_dropped(pod):
         return
     for member in pod_claims.members:

@@ -121,8 +121,9 @@ def _by_container(
 ) -> dict[str, tuple[Need, ...]]:
     """Return the resources that the claims of a pod take, by the container that requests them.
 
-    The pool's part is requested by one container, because `spec.resources` takes no extended resources; so is the
-    whole budget if it is to be on one NUMA node. Only CMK's claims are counted without a placement policy.
+    One container requests the resources of the pool, because `spec.resources` takes no extended resources. If the
+    budget must be on one NUMA node, it requests those of the whole budget. Only CMK's claims are counted without a
+    placement policy.
     """
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
@@ -146,9 +147,10 @@ def _by_container(
 def _carrier(
     pod_claims: PodClaims, pool: Claim, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]
 ) -> str:
-    """Return the container that requests the pool's counts: one that requests more than its own already.
+    """Return the container that requests the resources of the pool, preferably one that already requests more than its own.
 
-    A webhook that is called later may put a container in front, and both would be counted if that one requested them too.
+    A webhook that is called later may add a container in front, and the resources would be counted twice if that one
+    requested them too.
     """
     users = pool.pool.lasting if pool.pool else ()
     lasting = [member for member in pod_claims.members if member.role is not Role.INIT]
@@ -211,7 +213,8 @@ def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterat
 def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield the resources of a pod with a budget, with the remedy if its lasting containers request another sum than they take.
 
-    The scheduler adds their requests up, and a resize inside the budget moves CPUs between a slice and the pool.
+    Only the sum is checked: the scheduler adds the requests up, and a resize inside the budget moves CPUs between a
+    slice and the pool.
     """
     if not pod_claims.budget:
         return
@@ -244,7 +247,10 @@ def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, s
 
 
 def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
-    """Yield the containers for which the scheduler counts nothing, where it counts for others of the pod or would for new pods."""
+    """Yield the containers whose claims the scheduler does not count.
+
+    It counts those of other containers of the pod, or would in a new pod.
+    """
     found = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
     if not found:
         return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CHUNK: Final = 2**18  # bytes copied at a time
 _STRUCTURE: Final = b'"{[,'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
-# neither structure nor the first letter of an escape sequence
+# all bytes that are neither brackets, commas or quotes nor the first letter of an escape sequence
 _NEITHER_ESCAPE: Final = bytes(set(_OTHER) - set(b"\\/bfnrtu"))
 _SAVED: Final = 5  # bytes by which `\u003c` is longer than its character
 

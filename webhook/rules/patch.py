@@ -49,7 +49,7 @@ class Wanted:
     whole: Operation  # operation for an object that has no such member
 
     def lacking(self, _present: Any) -> list[Operation]:
-        """Return the operations needed beside an existing value: none, because a scalar is never replaced."""
+        """Return the operations for an object that has a value already: none, because a scalar is never replaced."""
         return []
 
 

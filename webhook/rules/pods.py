@@ -261,7 +261,10 @@ def _not_injected(
 
 
 def _without(part: str) -> str:
-    """Return the message about a part that the mutating webhook did not add; both causes look the same here."""
+    """Return the message about a part that the mutating webhook did not add.
+
+    It names both possible causes, because they cannot be distinguished here.
+    """
     return (
         f"not injected ({part} is missing): either the mutating webhook was not called: create the pod again once it"
         " answers; or its replicas had different configurations or versions: create the pod again two minutes after"

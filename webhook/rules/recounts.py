@@ -1,4 +1,4 @@
-"""Counts of a pod with a budget that another webhook has made wrong since corepin added them. Pure.
+"""Requests of extended resources in a pod with a budget that became wrong when another webhook changed the pod. Pure.
 
 A container that is added to such a pod may take a slice out of its pool. The API server then calls corepin again, which
 would refuse its own count.

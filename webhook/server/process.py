@@ -64,7 +64,7 @@ class Options:
 
 
 class Service:
-    """All listeners with their loaded files and bound sockets; raises `Unusable` if a file or an address is."""
+    """All listeners with their loaded files and bound sockets; raises `Unusable` if a file or an address cannot be used."""
 
     def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
         self.options = options
