@@ -4,5 +4,5 @@ Versions of corepin run beside each other, so members are only added: a reader i
 unknown words as they are, and takes a default for a missing member. It refuses only a text of another
 VERSION.
 
-A member without a value is left out of the text, unless its default comes from a factory.
+A member that has its default value is left out of the text, unless the default comes from a factory.
 """
