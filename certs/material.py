@@ -1,4 +1,4 @@
-"""Contents of the Secret. None of it is trusted: every part is usable, absent, or damaged with a reason."""
+"""Contents of the Secret. The content is not trusted: each part is usable, absent, or damaged with a reason."""
 
 from __future__ import annotations
 

@@ -330,7 +330,7 @@ def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait
 
 
 def _since(seen: Seen, mark: Mark | None, wanted: str) -> datetime | None:
-    """Return the time of a mark if it is about the wanted certificate and not in the future."""
+    """Return the time of a mark if its fingerprint is that of the given certificate and the time is not in the future."""
     return mark.since if mark and mark.fingerprint == wanted and mark.since <= seen.now else None
 
 
