@@ -20,7 +20,7 @@ class Backoff:
     tries: int = 0
 
     def next(self, asked: float | None = None) -> float:
-        """Return the next delay, at least what the other side asked for, up to LONGEST_ASKED."""
+        """Return the next delay; at least the delay that the server requested, up to LONGEST_ASKED."""
         ceiling = min(self.longest, self.first * 2.0 ** min(self.tries, 16))
         self.tries += 1
         drawn = ceiling * random.uniform(0.5, 1)  # noqa: S311 jitter is no secret

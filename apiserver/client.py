@@ -22,7 +22,7 @@ JSON_PATCH: Final = "application/json-patch+json"
 # connection that was just assigned, which httpcore 1.0 then never returns to the pool.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
 BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-# also the codes for failing webhooks and for objects too large for etcd
+# codes of the API server, also for failing webhooks and for objects too large for etcd
 INTERNAL: Final = frozenset({500, 504})
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"

@@ -194,7 +194,7 @@ def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Us
 
 
 def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
-    """Return the CPUs of a sign in the legend: those with the sign; for the shared set all shared ones."""
+    """Return the CPUs of a sign in the legend: those drawn with it, but for the shared set all shared CPUs."""
     if key.meaning == _SHARED:
         return shared & CPUSet(cells)
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)

@@ -126,7 +126,7 @@ def read_key(keys: Mapping[str, str], key: str) -> Config:
 
 
 def _base(keys: Mapping[str, str], group: str) -> Config:
-    """Return the configuration that a group's is derived from: its own, else that of nodes without a group."""
+    """Return the configuration to change for a group: its present one, or that of nodes without a group."""
     return read_key(keys, key_of(group) if key_of(group) in keys else KEY)
 
 

@@ -131,7 +131,7 @@ def _groups(config: Path) -> frozenset[str] | None:
 
 
 def _state(socket: str) -> tuple[AgentState | None, str]:
-    """Return the agent's state, or the reason why there is none; raise AnotherVersion for another version's."""
+    """Return the agent's state, or why there is none; raise AnotherVersion if another version wrote it."""
     from published.agent_state import AgentState
     from published.codec import decode
 

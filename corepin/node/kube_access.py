@@ -171,7 +171,8 @@ def readable_kubeconfig() -> Iterator[None]:
     except OSError as error:
         raise no_cluster(error) from error
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
-        # The package checks neither the types of values nor the syntax, and raises what comes of it.
+        # The package `kubernetes` checks neither the types of values nor the syntax, so that invalid files raise any
+        # exception.
         reason = " ".join(str(error).split())
         if isinstance(error, TypeError | AttributeError):
             reason = f"a value in it has the wrong type ({reason})"

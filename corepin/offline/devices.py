@@ -145,7 +145,7 @@ class NodeDevices:
                     yield member.name, resource, number
 
     def _of_containers(self, key: str, document: Planned) -> dict[str, tuple[int, ...]]:
-        """Return the devices of each container; an ordinary init container counts with all of its pod's."""
+        """Return the devices of each container; an ordinary init container has all devices of its pod."""
         given = self.held.get(key, {})
         every = tuple(sorted({index for indices in given.values() for index in indices}))
         init = {member.name: every for member in members(document.pod) if member.role is Role.INIT and every}

@@ -164,9 +164,9 @@ def _idle_cost(held: list[Assignment]) -> Iterator[str]:
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
-    """Yield the CPU requests of sidecars beside owners: the scheduler charges them, their containers own none.
+    """Yield the CPU requests of sidecars in pods with exclusive CPUs, which the scheduler counts too.
 
-    The budget of a pod pays for containers in its pool.
+    Sidecars in the pool of a pod are part of its budget, and not listed.
     """
     owners = {
         (f"{assignment.namespace}/{assignment.pod}", assignment.owner.container) for assignment in step.ledger

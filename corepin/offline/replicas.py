@@ -27,7 +27,7 @@ _STOPS: Final[Mapping[str, tuple[tuple[Path, tuple[object, ...]], ...]]] = {
     "VirtualMachine": ((("spec", "running"), (False,)), (("spec", "runStrategy"), _WAITING)),
     "VirtualMachinePool": (((*_POOLED, "running"), (False,)), ((*_POOLED, "runStrategy"), _WAITING)),
 }
-# Fields with the number of pods: the smallest applies. With the value of an absent one.
+# Fields with the number of pods, of which the smallest applies, and the value that an absent field stands for.
 _REPLICAS: Final = ((("spec", "replicas"), 1),)
 _COUNTS: Final[Mapping[str, tuple[tuple[Path, int | None], ...]]] = {
     "DaemonSet": (),

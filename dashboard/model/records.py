@@ -36,9 +36,9 @@ Thing = TypeVar("Thing")
 # Annotation families that ask for CPUs or for their placement.
 _FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}
 TEXTS_KEPT: Final = 64  # parsed texts kept: machines of one kind have equal texts
-# Decoded size of the two texts of a pod, whatever their form: 5,000 pods stay below 160 MiB of the
-# dashboard's 256. A status within has 12 containers, or a machine of 300 vCPUs. Larger ones, of 64 containers
-# with their findings, share LARGE_STATUSES: 400 pods of 64 pinned containers.
+# Decoded size of the two texts of a pod, whatever their form: 5,000 pods stay below 160 MiB of the dashboard's 256. A
+# status of that size has 12 containers, or a machine of 300 vCPUs. Larger statuses share LARGE_STATUSES, which has room
+# for 400 pods of 64 pinned containers.
 MOST_STATUS: Final = 24 * 2**10
 MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
