@@ -176,9 +176,9 @@ class Budget:
         )
 
 
-def left_of(budget: int, slices: Iterable[Claim]) -> int:
-    """Return the CPUs of a budget that lasting slices leave to the pool."""
-    return max(0, budget - sum([claim.count for claim in slices if claim.role is not Role.INIT]))
+def left_of(budget: int, claims: Iterable[Claim]) -> int:
+    """Return the CPUs of a budget that the lasting slices among a pod's claims leave to the pool."""
+    return max(0, budget - sum([it.count for it in claims if it.role is not Role.INIT and it.can_be_slice]))
 
 
 class _PodLevel(NamedTuple):
@@ -206,13 +206,18 @@ class PodClaims:
 
     @lazy
     def budget(self: Any) -> Budget | None:
-        """Return the budget of the pod, None if it has none. Mutating a pod needs it only beside placement policies."""
+        """Return the budget of the pod, None if it has none. Mutations do not need it."""
         return _budget(self, self.pod_level) if self.pod_level else None
 
     @property
     def slices(self) -> tuple[Claim, ...]:
         """Return the claims that are parts of the pod's budget, in start order; none if it has no budget."""
-        return self.budget.slices if self.budget else ()
+        return tuple([claim for claim in self.claims if claim.can_be_slice]) if self.pod_level else ()
+
+    @property
+    def pool_cpus(self) -> int | None:
+        """Return the count of the pool's claim without computing the budget; None if it has none."""
+        return left_of(self.pod_level.cpus, self.claims) if self.pod_level else None
 
     @property
     def pool(self) -> Claim | None:
@@ -227,19 +232,19 @@ class PodClaims:
 
     @property
     def must_fit(self) -> bool:
-        """Return whether a container of the pod must not start unpinned; the pool is computed only if it decides."""
+        """Return whether a container of the pod must not start unpinned."""
         if any(claim.must_fit for claim in self.claims):
             return True
         smt, devices = self.policies.smt.pod, self.policies.devices.pod
         is_strict = (smt and smt.value in OWN_CORES) or (devices and devices.value is DevicePolicy.REQUIRE)
-        return bool(is_strict and self.pool and self.pool.count)
+        return bool(is_strict and self.pool_cpus)
 
     @property
     def carrier(self) -> str:
-        """Return the lasting container that requests the resources of the pool, preferably one without a slice; empty: none."""
-        pool = self.pool
-        users = pool.pool.lasting if pool and pool.pool else ()
-        return users[0] if users else next((it.name for it in self.members if it.role is not Role.INIT), "")
+        """Return the lasting container that requests the resources of the pool, preferably one without a claim; empty: none."""
+        lasting = [member.name for member in self.members if member.role is not Role.INIT]
+        holding = self.holding
+        return next((name for name in lasting if name not in holding), lasting[0] if lasting else "")
 
     def claim_of(self, container: str) -> Claim | None:
         """Return the claim of a container, if it has one."""
@@ -333,8 +338,13 @@ class PodClaims:
         return {claim.container for claim in self._asked if claim.policy is CPUPolicy.EXCLUSIVE}
 
     @property
+    def holding(self) -> frozenset[str]:
+        """Return the containers with claims, which do not run in a pool."""
+        return frozenset([claim.container for claim in self._asked])
+
+    @property
     def _asked(self) -> tuple[Claim, ...]:
-        return (*self.claims, *(claim for _, claim in self.beyond))
+        return (*self.claims, *[claim for _, claim in self.beyond]) if self.beyond else self.claims
 
 
 def read_pod(pod: Pod) -> PodClaims:
@@ -397,9 +407,7 @@ def _unnamed_of(
 
 
 def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
-    holding = {claim.container for claim in asked.claims}.union(
-        [claim.container for _, claim in asked.beyond]
-    )
+    holding, slices = asked.holding, asked.slices
     users = tuple(
         [
             PoolUser(member.name, at, member.role, member.limits.get("cpu") is None)
@@ -407,7 +415,6 @@ def _budget(asked: PodClaims, pod_level: _PodLevel) -> Budget:
             if member.name not in holding and not member.is_gate
         ]
     )
-    slices = tuple([claim for claim in asked.claims if claim.can_be_slice])
     irq_devices = asked.policies.irq_devices_of([user.container for user in users])
     purpose = PodPool(pod_level.cpus, users, pod_level.may_have_others, irq_devices)
     rest = _pool_claim(purpose, left_of(pod_level.cpus, slices), asked.policies)

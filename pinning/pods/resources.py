@@ -177,6 +177,12 @@ def shown(value: RawQuantity | None) -> str:
     return "absent" if value is None else truncate(str(value), VALUE)
 
 
+def states(member: Member, resource: str) -> bool:
+    """Return whether a container names a resource at all; its amounts are not read."""
+    resources = member.container.get("resources") or {}
+    return resource in (resources.get("requests") or ()) or resource in (resources.get("limits") or ())
+
+
 def states_compute(member: Member) -> bool:
     """Return whether a container states any amount of CPU or memory, even zero."""
     return any(name in member.requests for name in COMPUTE)

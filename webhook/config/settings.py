@@ -100,8 +100,11 @@ class Settings(_Frozen, frozen=True):
     @property
     def threads(self) -> int | None:
         """The threads per core common to all node shapes; None if they differ or none is known."""
-        found = {shape.threads_per_core for shape in self.node_shapes}
-        return found.pop() if len(found) == 1 else None
+        shapes = self.node_shapes  # mostly one, and read several times for a review
+        if not shapes:
+            return None
+        first = shapes[0].threads_per_core
+        return first if all(shape.threads_per_core == first for shape in shapes[1:]) else None
 
 
 @lru_cache(maxsize=8)  # because it is called for every review

@@ -35,8 +35,12 @@ def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
     """
     if not pod_claims.pod_level:
         return
-    resources, cpus = (pod.get("spec") or {}).get("resources") or {}, str(pod_claims.pod_level.cpus)
-    for kind, stated in (("requests", resources.get("requests")), ("limits", resources.get("limits"))):
+    resources = (pod.get("spec") or {}).get("resources") or {}
+    requests, limits = resources.get("requests"), resources.get("limits")
+    if requests and limits and "cpu" in requests and "cpu" in limits:
+        return
+    cpus = str(pod_claims.pod_level.cpus)
+    for kind, stated in (("requests", requests), ("limits", limits)):
         if not stated:
             yield add(f"/spec/resources/{kind}", {"cpu": cpus})
         elif "cpu" not in stated:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -22,22 +22,23 @@ from pinning.contract import (
     NUMA_CPUS,
     STATUS_CPUS,
     WHOLE_CORES,
+    CPUPolicy,
     DevicePolicy,
     NUMAPolicy,
     SMTPolicy,
 )
 from pinning.errors import Cause
-from pinning.pods.claims import Origin
+from pinning.pods.claims import Claim, Origin
 from pinning.pods.near_counts import MOST_KINDS, device_resources, near_resource
 from pinning.pods.quantity import parse_quantity, whole
-from pinning.pods.resources import Role, shown
+from pinning.pods.resources import Role, shown, states
 from webhook.rules.injection import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pinning.pods.annotations import PolicyAnnotations
-    from pinning.pods.claims import Claim, PodClaims
+    from pinning.pods.claims import PodClaims
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
@@ -76,34 +77,35 @@ class Need(NamedTuple):
         return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
 
 
-def counts_of(claim: Claim, settings: Settings, near: Iterable[str] = ()) -> tuple[Counted, ...]:
-    """Return the extended resources to add to a container for its claim; `near` are those that count CPUs beside devices."""
-    found = []
-    if claim.origin is Origin.CMK:
-        found.append(Counted(CMK_NUM_CORES, claim.count))
-    elif claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
-        found.append(Counted(ISOLATED_CORES, claim.count))
-    elif claim.smt is SMTPolicy.REQUIRE and settings.whole_cores and settings.threads:
-        found.append(Counted(WHOLE_CORES, -(-claim.count // settings.threads)))
-    if settings.numa_cpus and _is_of_one_node(claim):
-        found.append(Counted(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
-    if settings.near_cpus:
-        found += [Counted(resource, _cpus(claim, settings.threads or 1)) for resource in near]
-    return tuple(found)
-
-
 def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tuple[Counted, ...]]:
     """Return the extended resources to add to the containers of a pod, by container."""
-
-    def counted(claim: Claim) -> Iterator[Need]:
-        near = _near(pod_claims, claim, settings) if settings.near_cpus else ()
-        return (Need(it.name, "", it.number, it.number) for it in counts_of(claim, settings, near))
-
     counts_pool = _counts_pools(pod_claims.policies, settings)
+    found = _by_container(pod_claims, partial(_counted, pod_claims, settings), counts_pool=counts_pool)
     return {
         container: tuple([Counted(need.resource, need.least) for need in needs])
-        for container, needs in _by_container(pod_claims, counted, counts_pool=counts_pool).items()
+        for container, needs in found.items()
     }
+
+
+def _counted(pod_claims: PodClaims, settings: Settings, claim: Claim) -> list[Need]:
+    """Return the resources by which corepin counts a claim."""
+    found = []
+    if claim.origin is Origin.CMK:
+        found.append(_exactly(CMK_NUM_CORES, claim.count))
+    elif claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
+        found.append(_exactly(ISOLATED_CORES, claim.count))
+    elif claim.smt is SMTPolicy.REQUIRE and settings.whole_cores and (threads := settings.threads):
+        found.append(_exactly(WHOLE_CORES, -(-claim.count // threads)))
+    if settings.numa_cpus and _is_of_one_node(claim):
+        found.append(_exactly(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
+    if settings.near_cpus:
+        near = _near(pod_claims, claim, settings)
+        found += [_exactly(resource, _cpus(claim, settings.threads or 1)) for resource in near]
+    return found
+
+
+def _exactly(resource: str, amount: int) -> Need:
+    return Need(resource, "", amount, amount)
 
 
 def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
@@ -117,7 +119,7 @@ def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
 
 
 def _by_container(
-    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterator[Need]], *, counts_pool: bool = True
+    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterable[Need]], *, counts_pool: bool = True
 ) -> dict[str, tuple[Need, ...]]:
     """Return the resources that the claims of a pod take, by the container that requests them.
 
@@ -128,8 +130,8 @@ def _by_container(
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
-    pool = pod_claims.pool if counts_pool else None
-    if pool is None or not pod_claims.carrier:
+    pool = _pool_of(pod_claims) if counts_pool else None
+    if pool is None or not (carrier := pod_claims.carrier):
         return found
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
@@ -139,30 +141,39 @@ def _by_container(
         for claim in pod_claims.slices:
             others = (need for need in found[claim.container] if need.resource != NUMA_CPUS)
             found[claim.container] = tuple(others)
-    carrier = _carrier(pod_claims, pool, found, pooled)
-    found[carrier] = tuple(_added((*found.get(carrier, ()), *pooled)))
+    carrier = _carrying(pod_claims, found, pooled) or carrier
+    requested = (*found.get(carrier, ()), *pooled)
+    found[carrier] = tuple(_added(requested)) if len(requested) > 1 else requested
     return found
 
 
-def _carrier(
-    pod_claims: PodClaims, pool: Claim, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]
-) -> str:
-    """Return the container that requests the resources of the pool, preferably one that already requests more than its own.
+def _pool_of(pod_claims: PodClaims) -> Claim | None:
+    """Return what counts the pool of a pod, with as much of its claim; None if it has no budget."""
+    cpus, smt, numa = pod_claims.pool_cpus, pod_claims.policies.smt.pod, pod_claims.policies.numa.pod
+    return None if cpus is None else _pool(cpus, smt.value if smt else None, numa.value if numa else None)
+
+
+@lru_cache(maxsize=256)  # because a claim has many members, and the pools of most pods are alike
+def _pool(cpus: int, smt: SMTPolicy | None, numa: NUMAPolicy | None) -> Claim:
+    return Claim("", Role.MAIN, Origin.POOL, CPUPolicy.EXCLUSIVE, cpus, smt=smt, numa=numa)
+
+
+def _carrying(pod_claims: PodClaims, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]) -> str:
+    """Return the container that already requests more than its own, so the resources of the pool; empty: none does.
 
     A webhook that is called later may add a container in front, and the resources would be counted twice if that one
     requested them too.
     """
-    users = pool.pool.lasting if pool.pool else ()
-    lasting = [member for member in pod_claims.members if member.role is not Role.INIT]
-    lasting.sort(key=lambda member: member.name not in users)
     for need in pooled:
-        for member in lasting:
+        stating = [it for it in pod_claims.members if states(it, need.resource) and it.role is not Role.INIT]
+        stating.sort(key=lambda member: member.name in pod_claims.holding)
+        for member in stating:
             alone = max(
                 (it.most for it in own.get(member.name, ()) if it.resource == need.resource), default=0
             )
             if (whole(member.requests.get(need.resource, 0)) or 0) > alone:
                 return member.name
-    return pod_claims.carrier
+    return ""
 
 
 def _added(needs: Iterable[Need]) -> Iterator[Need]:

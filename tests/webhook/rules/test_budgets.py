@@ -67,27 +67,17 @@ def test_the_first_container_without_a_slice_counts_the_pool(
     assert counts(budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=annotations)) == expected
 
 
-@table(
-    "policies, settings, is_cut",
-    {
-        "no placement policy": (EXCLUSIVE, NODES, False),
-        "require": (REQUIRE, NODES, True),
-        "require, threads per core unknown": (REQUIRE, b"", False),
-        "isolate": (ISOLATE, b"", True),
-        "isolate, not counted": (ISOLATE, b"{isolatedCores: false}", False),
-        "single": (SINGLE, NODES, True),
-        "single, not counted": (SINGLE, b"", False),
-    },
-)
-def test_mutation_cuts_the_budget_only_where_the_pool_is_counted(
-    policies: dict[str, str], settings: bytes, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("policies", [EXCLUSIVE, REQUIRE, ISOLATE, SINGLE])
+@pytest.mark.parametrize("settings", [NODES, b""])
+def test_mutation_computes_no_budget(
+    policies: dict[str, str], settings: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a mutation needs no pool, because a slice decides whether a container of the pod must fit."""
-    cut = Mock(side_effect=claims._budget)
-    monkeypatch.setattr(claims, "_budget", cut)
+    """It needs the pool's size alone, because a slice decides whether a container of the pod must fit."""
+    computed = Mock(side_effect=claims._budget)
+    monkeypatch.setattr(claims, "_budget", computed)
     document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations={**EXCLUSIVE, **policies})
     plan_mutation(document, load_settings(settings), Injection(BUILT_IN))
-    assert cut.called is is_cut
+    computed.assert_not_called()
 
 
 def test_a_pod_of_slices_counts_the_pool_on_the_first_of_them() -> None:
