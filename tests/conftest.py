@@ -11,7 +11,7 @@ pytest_plugins = ["tests.environments.server.fixture", "tests.environments.node.
 # A busy machine makes any example slow; explaining a failure, line by line, takes longer than finding it.
 _PHASES = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile("corepin", settings.default, deadline=None, phases=_PHASES)
-settings.register_profile(  # of tests.mutations: one failing example is enough
+settings.register_profile(  # profile of tests.mutations, for which one failing example is enough
     "same",
     settings.default,
     deadline=None,

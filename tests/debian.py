@@ -88,7 +88,7 @@ def _own_sources(folder: Path, suite: str) -> tuple[str, ...]:
         (folder / part).mkdir(parents=True)
     sources, status = folder / "sources.list", folder / "status"
     sources.write_text(f"deb [signed-by={KEYS}] {MIRROR} {suite} main\n")
-    status.touch()  # no package is installed
+    status.touch()  # an empty list of installed packages
     places = {
         "Dir::Etc::SourceList": sources,
         "Dir::Etc::SourceParts": "/dev/null",

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import BootingMachines
     from pinning.pods.types import Pod
 
-TURNS = 100  # of the event loop, more than a call that is answered at once takes
+TURNS = 100  # turns of the event loop: more than a call that is answered at once needs
 _decoder = PodDecoder(AGENT_NAMESPACE)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -83,13 +83,13 @@ class FakeRuntime:
     lost: int = 0  # updates that are answered OK and not done
     down: bool = False
     unlisted: AgentError | None = None  # raised by lists, while updates succeed
-    errors: dict[str, AgentError] = field(default_factory=dict)  # by container id
+    errors: dict[str, AgentError] = field(default_factory=dict)  # error of an update, by container id
     gate: asyncio.Event | None = None  # updates wait for it
     calls: list[tuple[str, str]] = field(default_factory=list)
     flying: int = 0
     most_flying: int = 0
     changed: Callable[[], None] = lambda: None
-    known: tuple[RuntimeContainer, ...] | None = None  # by the events of the runtime
+    known: tuple[RuntimeContainer, ...] | None = None  # containers by the runtime's events; None: not known
     told: tuple[RuntimeChange, ...] | None = None  # changes by events; None: unknown
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
@@ -157,11 +157,11 @@ class FakeCgroups:
     node: FakeNode
     version: int = 2
     writable: bool = True
-    errors: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for writes
-    unreadable: dict[str, AgentError] = field(default_factory=dict)  # by cgroup, for reads and writes
+    errors: dict[str, AgentError] = field(default_factory=dict)  # error of a write, by cgroup
+    unreadable: dict[str, AgentError] = field(default_factory=dict)  # error of reads and writes, by cgroup
     unlisted: dict[str, AgentError] = field(default_factory=dict)  # cgroups whose processes cannot be listed
     lost: int = 0  # writes that change nothing
-    ceiling: dict[str, CPUSet] = field(default_factory=dict)  # a narrower parent, by cgroup
+    ceiling: dict[str, CPUSet] = field(default_factory=dict)  # CPUs of a narrower parent, by cgroup
     strays: dict[str, StrayTasks] = field(default_factory=dict)
     quotas: dict[str, Bandwidth] = field(default_factory=dict)
     quota_errors: dict[str, AgentError] = field(default_factory=dict)
@@ -169,9 +169,10 @@ class FakeCgroups:
     widened: list[tuple[str, int]] = field(default_factory=list)
     ages: dict[str, float | None] = field(
         default_factory=dict
-    )  # of first processes, by cgroup; None: not known
+    )  # first process of the container, by cgroup; None: not known
     begun: set[str] = field(default_factory=set)  # cgroups whose start is not reported yet
-    befores: list[tuple[str, str]] = field(default_factory=list)  # of the writes: cgroup, and what it had
+    # For each write: the cgroup, and the CPUs that it had before.
+    befores: list[tuple[str, str]] = field(default_factory=list)
     followed: frozenset[str] = frozenset()
     written: Callable[[str], None] = lambda _: None
 
@@ -280,8 +281,8 @@ class FakePods:
 
     node: FakeNode
     complete: bool = True
-    missed: dict[str, Any] = field(default_factory=dict)  # what look_up finds, by namespace/name
-    failures: list[AgentError] = field(default_factory=list)  # of look_up
+    missed: dict[str, Any] = field(default_factory=dict)  # pods that look_up finds, by namespace/name
+    failures: list[AgentError] = field(default_factory=list)  # errors of the next calls of look_up
     asked: list[str] = field(default_factory=list)
     changed: Callable[[], None] = lambda: None
     _shown: dict[str, Shown] = field(default_factory=dict)
@@ -355,12 +356,12 @@ class FakeNode:
         self.cgroups = FakeCgroups(self)
         self.tasks = FakeTasks(self)
         self.kata = Kata(self)
-        self.container_watch: ContainerWatch = NoContainerWatch()  # for the next agent
-        self.kubelet: ObservedCPUs = NoObservedCPUs()  # the same
-        self.wrappers: Wrappers = NoWrappers()  # the same
-        self.boots: BootingMachines = NoBootingMachines()  # the same
-        self.devices: Devices = NoDevices()  # the same
-        self.machine_watch: MachineWatch | None = None  # the same
+        self.container_watch: ContainerWatch = NoContainerWatch()  # container watch of the next agent
+        self.kubelet: ObservedCPUs = NoObservedCPUs()  # kubelet's CPUs, as the next agent reads them
+        self.wrappers: Wrappers = NoWrappers()  # wrappers of the next agent
+        self.boots: BootingMachines = NoBootingMachines()  # booting machines of the next agent
+        self.devices: Devices = NoDevices()  # devices of the next agent
+        self.machine_watch: MachineWatch | None = None  # machine watch of the next agent
         self.vms = FakeVMs(self.cpusets)
         self.pods = FakePods(self)
         self.machine = FakeMachine(self)
@@ -478,7 +479,8 @@ class FakeNode:
         runtime_sync = self.agent.reconciler.runtime_sync
         task = asyncio.create_task(runtime_sync.run())
         waiting = asyncio.create_task(runtime_sync.drained())
-        if self.runtime.down:  # each worker tries once and waits for its backoff: no limit in seconds
+        # Each worker tries once and then waits for its backoff, whatever the time limit is.
+        if self.runtime.down:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
         else:

@@ -45,7 +45,7 @@ NOTES = st.dictionaries(
         ]
     ),
     st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "bind", "banana"]),
-    max_size=MOST_STRANGE,  # of more that name no container only some are kept
+    max_size=MOST_STRANGE,  # of more annotations that name no container only some are kept
 )
 
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.server
 NODE = "node-1"
 PODS = "/api/v1/namespaces/default/pods"
 MIB = 1024  # kB
-ALIKE = 150  # of 1.2 MB, quickly made
-EACH = 3  # of each of the others
+ALIKE = 150  # number of equal pods of 1.2 MB, which are made quickly
+EACH = 3  # number of pods of each other kind
 EDITED = 12
 
 

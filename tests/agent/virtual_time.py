@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 Result = TypeVar("Result")
-TURN_SECONDS: Final = 1e-6  # of a turn of the loop: a wait may be too short to be added to the time
+TURN_SECONDS: Final = 1e-6  # duration of a turn of the loop: a wait may be too short to be added to the time
 
 
 class _Selector(selectors.DefaultSelector):

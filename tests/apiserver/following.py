@@ -56,9 +56,9 @@ class Faults(httpx.AsyncBaseTransport):
 
     inner: httpx.AsyncBaseTransport
     code: int | None = None  # None: the server answers
-    is_cut: bool = False  # no connection
+    is_cut: bool = False  # requests fail without a connection
     answered: Counter[int] = field(default_factory=Counter)
-    times: list[float] = field(default_factory=list)  # of requests that failed
+    times: list[float] = field(default_factory=list)  # times of requests that failed
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -85,7 +85,7 @@ class Heavy:
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
-        self.asked: list[tuple[int, int]] = []  # from which on, and how many
+        self.asked: list[tuple[int, int]] = []  # for each list: its first object, and the number of objects
         self.sent = 0
         self.encodings: set[str] = set()
 

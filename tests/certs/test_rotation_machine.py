@@ -29,7 +29,7 @@ class Rotation(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.rotators = [self.world.rotator(), self.world.rotator()]
-        self.decided: tuple[Look, Step] | None = None  # by the second, who is slow
+        self.decided: tuple[Look, Step] | None = None  # step that the second, slower rotator has decided on
         self.damages = 0
 
     @initialize(is_serving=st.booleans())

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "corepin-webhook.corepin-system.svc"
-KUBELET_SECONDS = 90.0  # until a changed Secret is in every pod
-NOTICE_SECONDS = 30.0  # until every API server has taken notice of a changed configuration
+KUBELET_SECONDS = 90.0  # time until a changed Secret is in every pod
+NOTICE_SECONDS = 30.0  # time until every API server has read a changed configuration
 
 
 class Killed(Exception):

@@ -142,7 +142,7 @@ def injected(pod: dict[str, Any]) -> list[dict[str, Any]]:
     spec["serviceAccountName"] = spec["serviceAccount"] = ACCOUNT
     spec["tolerations"] = [*(spec.get("tolerations") or ()), {"operator": "Exists"}]
     own = {volume["name"] for volume in spec.get("volumes") or ()}
-    if own.isdisjoint(volume["name"] for volume in _VOLUMES):  # else the API server refuses the pod
+    if own.isdisjoint(volume["name"] for volume in _VOLUMES):  # otherwise the API server refuses the pod
         spec["volumes"] = [*(spec.get("volumes") or ()), *_VOLUMES]
         for container in spec["containers"]:
             container["env"] = [*(container.get("env") or ()), {"name": "CMK_PROC_FS", "value": "/host/proc"}]
@@ -156,7 +156,7 @@ def injected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 def _clean(cluster: Cluster, nodes: Mapping[str, int]) -> None:
     """Remove CMK and its users, whatever is left of them; node-2 goes with its kubelet."""
     server = cluster.plane.server
-    for namespace in (*USERS, "default"):  # a kubelet that failed would never end them
+    for namespace in (*USERS, "default"):  # otherwise a kubelet that failed would never end these pods
         pods = ("-n", namespace, "delete", "pods", "--all", "--force", "--grace-period=0", "--timeout=60s")
         server.kubectl(*pods, check=False)
     listed = "\n---\n".join(map(json.dumps, cmk_objects(*KINDS, REGISTRATION, "DaemonSet")))

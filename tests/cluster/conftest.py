@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.environments.cluster.cluster import Cluster
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses the cluster; it needs the servers of both other markers too."""
     for item in items:

@@ -19,7 +19,7 @@ DOMAIN: Final = "cluster.local"
 _HEAD: Final = struct.Struct(">6H")
 _ANSWERED, _NO_SUCH_NAME = 0x8580, 0x8583  # authoritative; no recursion
 _A, _IN, _SECONDS = 1, 1, 1
-_END: Final = b"end"  # no question is so short
+_END: Final = b"end"  # shorter than any question
 
 
 @contextmanager

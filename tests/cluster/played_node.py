@@ -33,9 +33,9 @@ ELSEWHERE: Final = {
     "key": "example.com/played",
     "value": "true",
     "effect": "NoSchedule",
-}  # for pods with programs
+}  # taint of the played node: pods that run programs belong on other nodes
 _BEAT_SECONDS: Final = 0.2
-_BEATS: Final = 50  # between two renewals of the node's lease
+_BEATS: Final = 50  # rounds between two renewals of the node's lease
 _READY: Final = [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.environments.cluster.cluster import Cluster
 
 
-CORES_NUMBER = "CMK_NUM_CORES"  # what the webhook adds to such a pod
+CORES_NUMBER = "CMK_NUM_CORES"  # variable that the webhook adds to such a pod
 
 
 def test_pods_start_without_a_webhook(any_cluster: Cluster) -> None:

@@ -103,7 +103,8 @@ def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
 def test_without_an_agent_it_waits(gated: Cluster) -> None:
     """No container of the pod starts before an agent has assigned its CPUs; then all do."""
     with without_agent(gated):
-        gated.apply(user_pod("early", REQUIRE, cpu="1"))  # no extended resource, which needs an agent
+        # It requests no extended resource, because a node offers these only with an agent.
+        gated.apply(user_pod("early", REQUIRE, cpu="1"))
         until("it says so", lambda: "waiting until the agent" in log(gated, "early"))
         assert gated.container("early") is None
     early = gated.running("early")

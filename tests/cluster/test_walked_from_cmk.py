@@ -71,7 +71,7 @@ def own(cores: dict[str, int]) -> dict[str, str]:
     """Return the reader's own values for the guide's numbers and image."""
     return {
         "--num-exclusive-cores=4 --num-shared-cores=1": f"--num-exclusive-cores={cores[FIRST]} --num-shared-cores=0",
-        f"registry.example/{NAME.rpartition('/')[2]}": NAME,  # of this version
+        f"registry.example/{NAME.rpartition('/')[2]}": NAME,  # the image of this version
     }
 
 

@@ -13,7 +13,7 @@ TOUCHED = (
     "httpcore",
     "asyncio",
     "uvicorn",
-)  # by what commands do to the logging of their process
+)  # because commands configure the logging of their process
 
 
 @pytest.fixture(autouse=True)

@@ -359,7 +359,7 @@ def test_closed_output_is_one_line(tmp_path: Path, verb: str) -> None:
     script = f"exec {shlex.join(_command(verb, '-'))} <&-"
     no_input = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
 
-    last = no_output.stderr.splitlines()[-1]  # after the warnings of inject
+    last = no_output.stderr.splitlines()[-1]  # the error follows the warnings of inject
     assert (no_output.returncode, last) == (2, f"corepin {verb}: standard output is closed")
     assert (no_input.returncode, no_input.stderr) == (
         2,

@@ -23,7 +23,7 @@ WHOLE = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STREAM = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
 UNFINISHED_STREAM = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Length: 9\r\n\r\n")
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-OPENED: list[asyncio.StreamWriter] = []  # by the test that runs
+OPENED: list[asyncio.StreamWriter] = []  # connections that the running test has opened
 
 
 def test_limits_are_the_webhooks() -> None:

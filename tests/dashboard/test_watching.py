@@ -210,7 +210,7 @@ def test_watching_ends_when_it_is_cancelled_beside_news() -> None:
         api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
         watching = Watching(api, lambda: NOW)
         gathering = asyncio.create_task(watching._gather())
-        await asyncio.sleep(0)  # it waits for news now
+        await asyncio.sleep(0)  # then the stream waits for news
         await asyncio.sleep(0)
         watching._changed.set()
         gathering.cancel()

@@ -19,7 +19,7 @@ from tests.tables import table
 
 PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
 HOLE = "…"
-ENOUGH_WORDS = 3  # a text with fewer says nothing alone
+ENOUGH_WORDS = 3  # texts with fewer words are no sentences
 EDGES = " ,;:.()"
 # Where the texts of each section are made.
 PODS = (
@@ -118,7 +118,7 @@ UNHEARD = {
 NOT_SHOWN = {
     *("dict[str, Any]", "a number of ", "another value"),
     *("LimitRanger plugin set: ", "cpu limit for container "),
-    # of a checkpoint that is damaged, which the log names as such
+    # Texts about a damaged checkpoint, which the log names as damaged.
     *("a part of the claim has no CPUs", "two parts hold the same CPUs"),
     # entries of the log that are no warnings, and facts of those that are
     *(
@@ -130,7 +130,7 @@ NOT_SHOWN = {
     ),
     *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or not as it was written"),
     *("how a process ended is not known", "the runtime does not say"),
-    # of connections that are closed, and of a socket that the agent cannot make
+    # Texts about closed connections, and about a socket that the agent cannot create.
     *(
         "the process that asked has exited",
         "the node's connections are taken, and this container has its share",

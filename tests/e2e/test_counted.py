@@ -336,7 +336,7 @@ def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> Non
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_machine_of_a_launcher_is_beside_the_budget(held: Registered) -> None:
     """Any user may write the marks of a launcher: the cores of its container and those of the pool are both counted."""
-    cpus = {"cpu": "4", "memory": "2Gi"}  # a launcher is to be Guaranteed
+    cpus = {"cpu": "4", "memory": "2Gi"}  # a launcher must be in QoS class Guaranteed
     amounts = {"limits": cpus, "requests": cpus}
     for words in ({}, {"cpu-manager.corepin.io/container.compute": "exclusive"}):
         launcher = launcher_document(

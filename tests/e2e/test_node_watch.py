@@ -40,7 +40,7 @@ class Watched:
 
     cluster: Cluster
     webhook: WebhookProcess
-    way: Forwarder  # from the webhook to the API server
+    way: Forwarder  # forwards connections from the webhook to the API server
 
     def tell(self, node: str, text: str | None) -> None:
         """Publish the machine of a node as its agent does, or remove it."""

@@ -43,7 +43,7 @@ TRICKS = {
     **{name: (raw, b"x") for name, raw in FIELDS.items()},
     **{name: (b"{}", raw) for name, raw in ARGS.items()},
 }
-HEAVY = {"escapes", "crowded"}  # which take seconds, and which both versions send alike
+HEAVY = {"escapes", "crowded"}  # cases that take seconds, and that both versions of the API server send alike
 CASES = [
     (version, policy, trick)
     for version in KUBERNETES

@@ -49,7 +49,8 @@ def test_policy_is_edited_live(cluster: Cluster) -> None:
 def test_the_key_of_a_family_alone_reaches_the_webhook(cluster: Cluster, family: str) -> None:
     """A wrong word of each family is refused in a new pod and an edited one, and warned of in a template."""
     key, pod = f"{family}/pod", pod_document("it", container(limits="2"))
-    word = "wrong/" if family == IRQ_POLICY else "wrong"  # which takes globs, and no slash
+    # `irq-policy` takes globs, in which a slash is invalid.
+    word = "wrong/" if family == IRQ_POLICY else "wrong"
     wrong = pod_document("wrong", container(limits="2"), annotations={key: word})
     assert cluster.create(wrong).fields == [f"metadata.annotations[{key}]"]
     cluster.created(pod)

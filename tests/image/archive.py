@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-_GONE: Final = ".wh."  # a file of this name says that the one without it is gone
+_GONE: Final = ".wh."  # prefix of a file's name: the layer removes the file of the name after it
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from tests.image.pip_settings import write_home
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-NAME: Final = "docker.io/library/corepin:0.1.0"  # what `image: corepin:0.1.0` of the manifests stands for
+NAME: Final = "docker.io/library/corepin:0.1.0"  # full name of `image: corepin:0.1.0` in the manifests
 SUITE: Final = "bookworm"
-BASE: Final = "docker.io/library/debian:bookworm-slim"  # what the base is called here
+BASE: Final = "docker.io/library/debian:bookworm-slim"  # name of the base image
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _KEPT: Final = 3  # images of 90 MB: this checkout's, and those of others that tests may be using
 # As in Debian's own image: what apt fetched to make the base is no part of it.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.image.archive import Archive
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses the image: it is built as root, with packages that may have to be installed."""
     for item in items:

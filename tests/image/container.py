@@ -22,7 +22,7 @@ _SYSTEM_MOUNTS: Final = (
     {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
     {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]},
 )
-_CAPABILITIES: Final = {"SYS_NICE": 23}  # those that a manifest grants, with the kernel's numbers
+_CAPABILITIES: Final = {"SYS_NICE": 23}  # capabilities that a manifest grants, with the kernel's numbers
 _numbers = count(1)
 
 

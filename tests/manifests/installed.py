@@ -19,7 +19,7 @@ from tests.manifests.rendered import AGENT, SYSTEM, text
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 60.0
-DEMO = "demo"  # a namespace of users
+DEMO = "demo"  # a namespace with pods of users
 HERE_NODE, THERE_NODE = "node-a", "node-b"
 STATUS = "status.corepin.io/cpus"
 FORGED = {"metadata": {"annotations": {STATUS: "forged"}}}
@@ -59,8 +59,8 @@ class Installed:
     api: ApiServer
     client: httpx.Client
     admin: Caller
-    agent: Caller  # of HERE_NODE
-    other_agent: Caller  # of THERE_NODE
+    agent: Caller  # account of the agent on HERE_NODE
+    other_agent: Caller  # account of the agent on THERE_NODE
     unbound_agent: Caller  # the account's token without a node
     rotation: Caller
     webhook: Caller

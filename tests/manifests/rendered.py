@@ -36,7 +36,7 @@ INSTALLS = (
     "near-dra",
     "dra-cpu-class",
     "claim-limits",
-)  # each is a whole corepin
+)  # overlays that install the whole of corepin
 ROTATING = (
     *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet", "quiet-power"),
     *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling", "near-cpus"),

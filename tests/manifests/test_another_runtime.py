@@ -12,7 +12,7 @@ from tests.docs.blocks import blocks
 from tests.manifests.rendered import ROOT, parsed, text_of
 
 GUIDE = Path("docs/operator-guide.md")
-pytestmark = pytest.mark.server  # for kubectl
+pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 
 def test_patch_of_the_guide_leaves_nothing_of_containerd(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, parsed, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
 
-pytestmark = pytest.mark.server  # for helm and kubectl
+pytestmark = pytest.mark.server  # uses helm and kubectl
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))

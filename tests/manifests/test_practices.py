@@ -8,7 +8,7 @@ from pinning.contract import CMK_TAINT_KEY, NOT_READY_TAINT_KEY, OVERCOMMIT_TAIN
 from tests.manifests.rendered import INSTALLS, Object, manifest, objects
 from webhook.server.listener import Limits
 
-pytestmark = pytest.mark.server  # for kubectl
+pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 # Until API servers learn that an endpoint left, they go on using open connections to it (kubernetes #127335).
 LEAVING_SECONDS = 10

@@ -65,7 +65,8 @@ def test_renamed_accounts_are_held(who: str, path: str, policy: str, callers: di
     def refused() -> dict[str, Any] | None:
         answer = callers[who].patch(f"{path}?dryRun=All", NOTE)
         by_policy = "ValidatingAdmissionPolicy" in answer.text
-        return json.loads(answer.text) if by_policy else None  # both act about a second after they are there
+        # Policy and binding take effect about a second after they are created.
+        return json.loads(answer.text) if by_policy else None
 
     assert f"'{policy}'" in until("refused by a policy", refused)["message"]
 

@@ -49,7 +49,7 @@ from tests.manifests.rendered import (
 from webhook.config.mutations import load_mutations
 from webhook.config.settings import load_settings
 
-pytestmark = pytest.mark.server  # for kubectl
+pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 EVERY = (*INSTALLS, "cmk-namespace")
 # What is deprecated or gone anywhere from 1.30 to 1.37, and what those versions call stable.
@@ -89,7 +89,8 @@ def test_every_object_fits_its_schema(name: str) -> None:
     for it in objects(name):
         if it["apiVersion"] in {"cert-manager.io/v1", "monitoring.coreos.com/v1"}:
             continue  # kinds of others: the API server of the tests checks them
-        is_claims = it["apiVersion"] == "resource.k8s.io/v1"  # of components that need Kubernetes 1.36
+        # Objects of components that need Kubernetes 1.36.
+        is_claims = it["apiVersion"] == "resource.k8s.io/v1"
         assert is_claims or it["apiVersion"] in STABLE
         for version in ("1.37",) if is_claims else ("1.37", "1.30"):
             fits(json.dumps(it, sort_keys=True), version)

@@ -53,7 +53,7 @@ ROTATION_EVERYWHERE = {
     for verb in ("get", "patch")
 }
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-COMMON = {  # what every account may: ask about itself, and which CAs the cluster trusts
+COMMON = {  # rights of every account: ask about itself, and read which CAs the cluster trusts
     *(
         ("authorization.k8s.io", resource, "create")
         for resource in ("selfsubjectaccessreviews", "selfsubjectrulesreviews")
@@ -216,7 +216,7 @@ def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> N
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     answer = installed.agent.send(method, path, body, content_type)
     assert answer.status_code == 403, answer.text
-    assert "cannot" in answer.json()["message"]  # by RBAC, before any policy
+    assert "cannot" in answer.json()["message"]  # refused by RBAC, before any policy is evaluated
 
 
 @table(

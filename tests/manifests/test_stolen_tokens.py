@@ -106,7 +106,7 @@ def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> N
     installed.admin.send("DELETE", f"{EVENTS}/changed")
     assert installed.agent.send("POST", EVENTS, document).is_success
     answer = installed.agent.patch(f"{EVENTS}/changed", changed)
-    assert answer.status_code in {403, 422}, answer.text  # some fields of events never change
+    assert answer.status_code in {403, 422}, answer.text  # some fields of events can never change
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Ins
         "type": "Normal",
     }
     while "cannot create" in (answer := installed.agent.send("POST", both_apis, document)).text:
-        pass  # until the API server has seen the right
+        pass  # repeated until the API server has seen the right
     assert_refused(answer, "corepin-agent-others", "an event is about a pod")
 
 
@@ -161,7 +161,7 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
     }
     folder = f"/api/v1/namespaces/{SYSTEM}/events"
     answer = installed.rotation.send("POST", folder, {**document, **changed, "metadata": metadata})
-    if what != "long message":  # for events with a time the API server itself says so
+    if what != "long message":  # the API server itself refuses a long message in an event with a time
         assert_refused(answer, "corepin-certs-others", "an event is about a Secret")
     assert not answer.is_success
     document["metadata"] = {"generateName": "x-", "namespace": SYSTEM}
@@ -347,7 +347,7 @@ def test_every_account_of_our_namespaces_is_held(namespace: str, path: str, inst
         renamed = Caller(installed.client, token)
         body = {"metadata": {"labels": {"mine": "1"}}}
         while "cannot patch" in (answer := renamed.patch(path, body)).text:
-            pass  # until the API server has seen the right
+            pass  # repeated until the API server has seen the right
         policy = "corepin-agent-nodes" if namespace == AGENT else "corepin-certs-others"
         assert_refused(answer, policy, "corepin-")
     finally:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.environments.node.node import AgentProcess, Node
     from tests.environments.server.catalog import Server
 
-NOT_READY = "node.kubernetes.io/not-ready"  # a controller manager would remove it; there is none here
+NOT_READY = "node.kubernetes.io/not-ready"  # taint that a controller manager would remove; here is none
 CONFLIST = """{
   "cniVersion": "1.0.0",
   "name": "never-called",
@@ -27,7 +27,7 @@ CONFLIST = """{
 }"""
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses the node; it needs the servers of both other markers too."""
     for item in items:
@@ -65,7 +65,7 @@ def _start(stack: ExitStack, kubelet_program: Path, scheduler_program: Path, dir
     name = hostname()
     plane = stack.enter_context(start_control_plane(_made(directory / "api")))
     containerd = _start_runtime(stack, directory / "containerd")
-    folder = containerd.directory / "kubelet"  # its mounts are undone with containerd's
+    folder = containerd.directory / "kubelet"  # its mounts are removed together with those of containerd
     host = stack.enter_context(folders_apart(folder))
     kubelet = stack.enter_context(
         start_kubelet(

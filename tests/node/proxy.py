@@ -17,7 +17,7 @@ from tests.environments.server.daemon import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CUT: Final = 0  # in place of an HTTP status: no answer at all
+CUT: Final = 0  # stands in place of an HTTP status for no answer at all
 _BODY: Final = b'{"kind": "Status", "message": "told to"}'
 
 

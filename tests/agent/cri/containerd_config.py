@@ -62,7 +62,7 @@ socket_path = "{directory}/nri/nri.sock"
 plugin_path = "{directory}/nri/plugins"
 plugin_config_path = "{directory}/nri/conf.d"
 """
-_OF_VERSION = {  # by version: file format, CRI plugin, and content
+_OF_VERSION = {  # by version of containerd: format of the file, name of the CRI plugin, and content
     "1.6": (2, "io.containerd.grpc.v1.cri", _CONFIG_1),
     "2.4": (3, "io.containerd.cri.v1.runtime", _CONFIG_2),
 }

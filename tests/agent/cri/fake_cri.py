@@ -23,9 +23,11 @@ class FakeRuntime:
         self.sandboxes: list[api_pb2.PodSandbox] = []
         self.containers: list[api_pb2.Container] = []
         self.infos: dict[str, Any] = {}
-        self.started: dict[str, int] = {}  # by container, in nanoseconds
-        self.exits: dict[str, tuple[int, str, int]] = {}  # by container: code, reason, nanoseconds
-        self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}  # by method
+        self.started: dict[str, int] = {}  # start time of each container in nanoseconds
+        # Exit code, reason and time in nanoseconds, by container.
+        self.exits: dict[str, tuple[int, str, int]] = {}
+        # Error with which a method answers, by name of the method.
+        self.errors: dict[str, tuple[grpc.StatusCode, str]] = {}
         self.asked: Counter[str] = Counter()
         self.updates: list[tuple[str, str]] = []
         self.mems: list[str] = []  # memory nodes of each update; empty leaves them unchanged

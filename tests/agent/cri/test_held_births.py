@@ -39,7 +39,7 @@ class Held(NamedTuple):
     """One container: what it was certainly without its CPUs, at most so, and what was reported."""
 
     name: str
-    is_late: bool  # by its own first line
+    is_late: bool  # whether the container started late, as its first line says
     least: float
     reported: float
     most: float
@@ -72,7 +72,7 @@ def batch(node: ContainerdNode, names: list[str], shared: CPUSet, *, holds: bool
         written = time.monotonic()
         if holds:
             time.sleep(0.1)  # the least time that is certain
-        least = time.monotonic() - written if holds else 0.0  # before the agent goes on
+        least = time.monotonic() - written if holds else 0.0  # read before the agent continues
     for name in names:
         until_equal(f"{name} moved", partial(last, name), [str(shared)])
 

@@ -199,7 +199,7 @@ def test_polling_reports_changes_only(tmp_path: Path) -> None:
             await asyncio.wait_for(changes.acquire(), SECONDS)
             fake.containers[0].state = api_pb2.CONTAINER_EXITED
             await runtime.containers()
-            await polled(fake, 2)  # a poll in progress at the list may still report
+            await polled(fake, 2)  # a poll that runs while the list is made may still report a change
             while not changes.locked():
                 await changes.acquire()
             await polled(fake, 3)
@@ -396,7 +396,8 @@ def test_watch_waits_for_the_runtime(tmp_path: Path, caplog: pytest.LogCaptureFi
                     await asyncio.sleep(0.005)
             fake.asked.clear()
             failures = len(caplog.records)
-            while len(caplog.records) == failures:  # an outage between two polls is not noticed
+            # The agent does not notice an outage that falls between two polls.
+            while len(caplog.records) == failures:
                 await asyncio.sleep(0.005)
             while not changes.locked():
                 await changes.acquire()

@@ -11,7 +11,7 @@ from agent.doctor.programs import kubelet_runs, programs, writers
 
 UID = "11111111-2222-3333-4444-555555555555"
 POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-a.scope"
-BESIDE = f"/../../pod{UID}/a"  # as seen from a pod of another QoS class
+BESIDE = f"/../../pod{UID}/a"  # path of a cgroup as a pod of another QoS class sees it
 SERVICE = "/system.slice/tuned.service"
 ABOVE = "/../../../../system.slice/tuned.service"
 

@@ -78,7 +78,8 @@ def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
     ("problem", "seconds", "reason"),
     [
         (Unavailable("down"), 0.05, "the API server does not answer"),
-        (Refused("403: forbidden"), 40.0, "cannot be read"),  # an answer, and not a timeout under load
+        # The read gets this answer, and no timeout if the machine is loaded.
+        (Refused("403: forbidden"), 40.0, "cannot be read"),
     ],
 )
 def test_prepare_is_refused_while_the_allocation_is_not_known(

@@ -221,7 +221,7 @@ def test_file_that_cannot_be_written_is_tried_again(
         node.run_pass()
         while not tries():
             await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)  # for more tries, of which none is logged
+        await asyncio.sleep(0.01)  # time for further tries, none of which is logged
         make_writable_again(small)
         while not (small / NAME).exists():
             await asyncio.sleep(0.001)

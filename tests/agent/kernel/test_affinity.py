@@ -13,7 +13,7 @@ from agent.kernel.affinity import is_movable, read_affinity, set_affinity
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 USABLE = CPUSet(os.sched_getaffinity(0))
-NOWHERE = CPUSet([8191])  # no machine has it
+NOWHERE = CPUSet([8191])  # a CPU that no machine has
 
 
 @pytest.fixture

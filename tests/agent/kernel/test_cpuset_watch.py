@@ -113,7 +113,7 @@ def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Pa
         async with asyncio.timeout(60):
             while not reported:
                 await asyncio.sleep(0)
-        with cgroups.watch.paused():  # by a pass that ends after the watch
+        with cgroups.watch.paused():  # paused by a pass that ends after the watch
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 

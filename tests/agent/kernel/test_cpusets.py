@@ -297,7 +297,7 @@ def test_pins_are_saved_and_restored(process: Callable[..., int]) -> None:
     pins = save_pins([pinned, outside, free, 4_000_000], CPUSet(HERE))
     assert pins == {pinned: CPUSet([low]), outside: CPUSet([high])}
     for task in (pinned, outside):
-        os.sched_setaffinity(task, HERE)  # as an old kernel does
+        os.sched_setaffinity(task, HERE)  # kernels before 6.2 reset the affinity so
 
     assert restore_pins(pins, [pinned, outside, free], CPUSet([low])) == (pinned,)
     assert [os.sched_getaffinity(task) for task in (pinned, outside, free)] == [{low}, HERE, HERE]

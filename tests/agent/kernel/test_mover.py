@@ -28,7 +28,7 @@ from tests import thread_chains
 
 HERE = frozenset(os.sched_getaffinity(0))
 OLD, NEW = CPUSet([0]), CPUSet([1])
-TRIES = 20  # for an incomplete move, because a loaded machine may starve the mover
+TRIES = 20  # repetitions of an incomplete move, because a loaded machine may starve the mover
 
 
 class Group:

@@ -38,8 +38,8 @@ def end(pid: int) -> None:
         ("kill -KILL $$", True),
         ("kill -TERM $$", False),
         ("kill -SEGV $$", False),
-        ("exit 0", None),  # or the kernel hides it
-        ("exit 137", False),  # as a shell reports the SIGKILL of a child
+        ("exit 0", None),  # None: exit status 0, or one that the kernel hides
+        ("exit 137", False),  # a shell exits with 137 when a child was killed by SIGKILL
     ],
 )
 def test_exit_status_of_a_zombie(script: str, is_killed: bool | None) -> None:

@@ -36,7 +36,7 @@ class Kubelet:
         self.nodes: dict[str, int] = {}  # NUMA node of a pod's device, by uid
         self.admitted: set[str] = set()
         self.failure: Exception | None = None
-        self.is_empty = False  # it has just started
+        self.is_empty = False  # the kubelet has just started, and lists no pods yet
         self.calls = 0
 
     async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:

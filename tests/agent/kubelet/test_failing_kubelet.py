@@ -60,7 +60,7 @@ def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path: Path)
 
         await reads("does not name devices")  # there is no socket
         async with fake.serving():
-            await reads(DEVICES_NOT_NAMED)  # an empty answer, as of a kubelet that starts
+            await reads(DEVICES_NOT_NAMED)  # a starting kubelet gives an empty answer
             fake.answer = b"\x00" * (12 * 2**20)
             await reads("exceeds 4 MiB")
             fake.answer = b"\xff" * 100

@@ -71,7 +71,7 @@ def test_cpus_of_a_container_in_a_vm_come_from_the_runtime() -> None:
     assert read(assignments, *vm)["side"] == HeldCPUs(SHARED, is_exclusive=False)
     others.recorded = {"side-1": CPUSet([0])}
     assert read(assignments, *vm)["side"] == HeldCPUs(CPUSet([0]), is_exclusive=False)
-    # not asked about a container whose CPUs the kubelet reports
+    # The cpuset of a container is not used if the kubelet reports its CPUs.
     assert others.asked == [("side-1",), ("side-1",)]
 
 

@@ -27,7 +27,8 @@ class Pod:
     """One pod of the name; its device is on a NUMA node of its own number."""
 
     number: int
-    steps: int = 0  # of the kubelet: it lists the pod, has allocated its devices, has started its sandbox
+    # Steps of the kubelet: it lists the pod, has allocated its devices, has started its sandbox.
+    steps: int = 0
 
     @property
     def uid(self) -> str:
@@ -88,7 +89,7 @@ class Node:
         match self.random.choice(steps):
             case "pass":
                 self.observe()
-            case "kubelet":  # it starts again, or has read its checkpoint
+            case "kubelet":  # the kubelet starts again, or has read its checkpoint
                 self.is_empty = not self.is_empty
             case "agent":
                 self.new_agent(dict(self.agent.known()))

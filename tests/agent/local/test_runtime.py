@@ -42,7 +42,7 @@ def test_container_starts_on_the_sent_cpus(world: World) -> None:
         assert world.log("app") == f"Cpus_allowed_list:\t{LAST}\n"
         await world.until_seen(
             lambda: world.cgroups.pids(world.cgroup("app")) == [container.pid]
-        )  # once its `grep` has ended
+        )  # printed after its `grep` has ended
 
     run(world, steps())
 
@@ -178,7 +178,8 @@ def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
 
     async def steps() -> None:
         await world.until(running("app"))
-        await world.until_seen(lambda: world.log("app") == "ready\n")  # it ignores SIGTERM from now on
+        # From now on the process ignores SIGTERM.
+        await world.until_seen(lambda: world.log("app") == "ready\n")
         world.remove()
         await world.until(lambda found: not found)
         assert world.log("app") == "ready\nasked\n"

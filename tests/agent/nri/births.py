@@ -33,7 +33,7 @@ class Birth(NamedTuple):
     """The first line of a container."""
 
     name: str
-    before: float  # in seconds since the boot, in hundredths
+    before: float  # seconds since the boot, in steps of a hundredth
     after: float
     cpus: CPUSet
     environment: tuple[str, ...]  # CMK's variables: assigned, mask, shared, infra; or ()

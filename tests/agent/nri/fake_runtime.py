@@ -119,7 +119,7 @@ class Plugin:
         self.socket = stream
         self.socket.settimeout(_SECONDS)
         self.name = ""  # NN-name, after `register`
-        self.events = 0  # its mask, after `configure`
+        self.events = 0  # the plugin's event mask, after `configure`
         self._stream = -1
         self._carried = {PLUGIN: b"", RUNTIME: b""}
 

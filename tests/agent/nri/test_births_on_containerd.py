@@ -105,7 +105,7 @@ def test_new_containers_beside_an_owner_start_on_the_shared_cpus(
     assert {windows.seconds[born.name] for born in births} == {0.0}
     assert node.agent.metric(f"{WINDOW}_sum") == 0.0
     assert node.agent.metric(f"{WINDOW}_count", path="nri") == node.agent.metric(f"{WINDOW}_count")
-    assert node.refused.keys() <= {"pinned"}  # it is refused where the agent learns of its claim late
+    assert node.refused.keys() <= {"pinned"}  # it is refused if the agent learns of its claim late
     tell(capsys, f"{BIRTHS} pods beside an owner: all right at their first instruction")
 
 

@@ -29,7 +29,7 @@ TOLD = {  # events by command
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
     "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
 }
-EVERYTHING = 0  # as a mask: every event that the runtime knows
+EVERYTHING = 0  # mask that requests every event which the runtime knows
 NEARLY_4_MIB = 4 * 2**20 - 2000
 
 

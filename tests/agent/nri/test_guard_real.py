@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MARKED = {GUARDED: "true"}
-MEMORY_KIB = 32 * 1024  # what the manifest requests
+MEMORY_KIB = 32 * 1024  # memory that the manifest requests
 VALIDATING = pytest.mark.parametrize("nri", ["0.11", "0.12"], indirect=True)
 
 

@@ -19,7 +19,7 @@ from tests.agent.nri.wire.serving import Served
 ANNOTATIONS = {f"k{number}": "" for number in range(60_000)}  # 236 kB by the API server's count
 PODS = 25
 GUARD_LIMIT = 64 * 2**20  # manifests/components/guard
-ANSWER_SECONDS = 0.2  # of CPU time; a runtime waits 2 s
+ANSWER_SECONDS = 0.2  # limit of CPU time for an answer; a runtime waits 2 s
 
 
 def crowded(name: str) -> pb.PodSandbox:

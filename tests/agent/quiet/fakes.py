@@ -61,17 +61,18 @@ class FakeInterrupts:
     nears: dict[str, CPUSet] = field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)  # interrupts by PCI address
     device_reads: int = 0
-    managed: set[str] = field(default_factory=set)  # a write raises an error, as up to Linux 6.1
-    read_only: set[str] = field(default_factory=set)  # also by the mode of their files
+    # Interrupts whose affinity cannot be written, as managed ones up to Linux 6.1.
+    managed: set[str] = field(default_factory=set)
+    read_only: set[str] = field(default_factory=set)  # interrupts whose files also lack write permission
     refused: dict[str, str] = field(default_factory=dict)
     room: int | None = None  # interrupts that a single CPU has vectors for
     crowded: list[str] = field(default_factory=list)  # writes for which there was no room
     up: CPUSet = MACHINE
-    deaf: set[str] = field(default_factory=set)  # a write succeeds and changes nothing
+    deaf: set[str] = field(default_factory=set)  # interrupts on which a write succeeds and changes nothing
     possible: CPUSet = MACHINE
     missing: str = ""  # why none can be listed
     writes: list[tuple[str, str]] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)  # of all writes
+    order: list[str] = field(default_factory=list)  # order of all writes
     lives: dict[str, int] = field(default_factory=dict)  # identities by number
     shows_identities: bool = True
     kill_after: int | None = None  # the number of further writes that succeed
@@ -165,7 +166,7 @@ class FakeIrqbalance(Irqbalance):
         self.banned, self.pending = EMPTY, EMPTY
         self.bans: list[str] = []
         self.alone: frozenset[int] = frozenset()  # interrupts that it leaves alone
-        self.lists: list[str] = []  # of such interrupts that were sent
+        self.lists: list[str] = []  # lists of interrupts to leave alone that were sent
         self.order: list[str] = []
         self.silence = ""
         self.is_deaf = False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 KILLS = 200
-WIDTH = 64  # of what is written: the kernel's files have no rest of an earlier text
+WIDTH = 64  # length of written texts: the kernel's files keep no rest of an earlier text
 QUIETS = ("4-5", "4", "2-3,6", "", "0-5", "5-7")
 AFFINITIES = ("0-7", "4", "0-1", "5-6", "4-5")
 _write = os.write
@@ -103,8 +103,8 @@ def killed_agent(folder: Path, chance: random.Random) -> bool:
         finally:
             os._exit(1)
     os.close(says)
-    select.select([hears], [], [])  # it has begun
-    time.sleep(chance.random() / 50)  # any moment will do
+    select.select([hears], [], [])  # waits until the agent has begun
+    time.sleep(chance.random() / 50)  # the kill may come at any moment
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     said = b""

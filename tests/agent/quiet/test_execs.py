@@ -68,7 +68,7 @@ class Node:
         self.moved: list[tuple[int, str, CPUSet, int | None]] = []
         self.exited: set[int] = set()
         self.pauses: list[float] = []
-        self.now, self.used, self.cost = 100.0, 0.0, 0.0  # of CPU time, in all and for each move
+        self.now, self.used, self.cost = 100.0, 0.0, 0.0  # clock, used CPU time, and CPU time of each move
         self.on_sleep: Callable[[], object] = lambda: None
         metrics, clock = ExecMetrics(self.registry), Clock(monotonic=lambda: self.now)
         self.watch = ExecWatch(
@@ -206,7 +206,7 @@ def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pyte
 
 def test_moves_take_a_bounded_share_of_the_event_loop(node: Node) -> None:
     """Execs beyond it are counted at once, and moved as time allows."""
-    node.cost = 0.03  # of CPU time for each
+    node.cost = 0.03  # CPU time of each move
     for pid in range(3, 8):
         node.watch.started(StartedExec(WEB_ID, pid))
     found = node.watch.execs[owner(WEB)]

@@ -125,7 +125,8 @@ def test_a_policy_that_is_added_later_brings_interrupts_back(scene: Scene) -> No
     assert scene.shown()["25"] == "0-3,6-7"
     scene.round("4-5", keep("4-5", "eth1-rx-0"))
     assert scene.shown()["25"] == "0-7"
-    assert scene.daemon.lists == ["25"]  # at once: irqbalance may act before the next round
+    # The request is sent at once, because irqbalance may act before the next round.
+    assert scene.daemon.lists == ["25"]
 
 
 def test_irqbalance_is_asked_first_and_afterwards_forgets(scene: Scene) -> None:
@@ -326,7 +327,7 @@ class Beside:
         self.is_managed = is_managed
         self.daemon = FakeIrqbalance()
         self.now = 0.0
-        self.unkept = Unkept()  # by the last answer
+        self.unkept = Unkept()  # interrupts that irqbalance may move by its last answer
         self.start()
 
     def start(self) -> None:

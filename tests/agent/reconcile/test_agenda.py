@@ -12,7 +12,7 @@ import pytest
 
 from agent.reconcile.agenda import CRASHED_SECONDS, EARLY_SECONDS, Agenda
 
-LATE_SECONDS = 0.002  # by which a timer expires after it is due
+LATE_SECONDS = 0.002  # delay with which a timer expires
 
 
 class Looks:

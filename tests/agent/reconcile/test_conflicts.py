@@ -24,7 +24,7 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
 def test_child_cgroups_follow_a_foreign_write_that_needs_no_repair(node: FakeNode) -> None:
     """A late call of the runtime gives a container the CPUs that are planned for it; the agent moves its child cgroups."""
     owner, _ = pinned_pair(node)
-    node.cgroups.version = 1  # on v2 they follow by themselves
+    node.cgroups.version = 1  # on cgroup v2 child cgroups follow their parent by themselves
     node.add("a", Wish("2", policy="none"))
     node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
     node.run()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.agent.fakes import FakeNode
 
-TWO = Wish("2", policy="exclusive")  # on FLAT, reserved 0,4: the core 1,5
+TWO = Wish("2", policy="exclusive")  # gets the core 1,5 of FLAT, where 0,4 is reserved
 
 
 def test_container_without_a_reported_start_is_moved_by_its_cgroup(node: FakeNode) -> None:

@@ -157,7 +157,7 @@ def test_pass_lists_once_and_reads_each_cpuset_twice(node: FakeNode) -> None:
 
     node.runner.run(node.agent.reconciler.run_pass())
 
-    reads_by_the_fake = CONTAINERS  # its write checks whether the cgroup exists
+    reads_by_the_fake = CONTAINERS  # each write of the fake checks whether the cgroup exists
     assert calls == {"containers": 1, "_plan": 1, "read": 2 * CONTAINERS + reads_by_the_fake}
     assert Counter(cgroup for cgroup, _ in node.cgroups.writes) == Counter(
         one.cgroup for one in node.containers.values()

@@ -18,7 +18,7 @@ from tests.pods import CORES, OTHER_CORES
 
 ISOLATED = "corepin.io/isolated-cores"
 WHOLE, NUMA = "corepin.io/whole-cores", "corepin.io/numa-cpus"
-ALONE = Wish("1", smt="isolate")  # on FLAT, reserved 0,4: the core 1,5
+ALONE = Wish("1", smt="isolate")  # gets the core 1,5 of FLAT, where 0,4 is reserved
 
 
 def charge(node: FakeNode, uid: str, cores: int = 1) -> None:

@@ -96,7 +96,7 @@ class Filling:
 
     def __init__(self) -> None:
         self.stored: Any = None
-        self.node = "u"  # its uid
+        self.node = "u"  # uid of the Node
 
     async def get(self, _path: str) -> bytes:
         """Return the node."""

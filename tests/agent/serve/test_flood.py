@@ -143,7 +143,7 @@ def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
     now = [10.0]
     collector = Counting()
     page = MetricsPage(registry_of(collector), lambda: now[0])
-    collected = collector.collected  # by register()
+    collected = collector.collected  # register() has collected once already
 
     async def ask() -> None:
         first = await asyncio.gather(*(page.text() for _ in range(50)))

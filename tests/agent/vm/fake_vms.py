@@ -57,7 +57,7 @@ def machine(vcpus: int, cpus: CPUSet, **more: int) -> FakeVM:
 class FakeVMs:
     """The virtual machines of a node by container or sandbox id."""
 
-    cpusets: dict[str, CPUSet]  # of the node's cgroups
+    cpusets: dict[str, CPUSet]  # cpusets of the node's cgroups
     machines: dict[str, FakeVM] = field(default_factory=dict)
     reads: Counter[str] = field(default_factory=Counter)
     kept: frozenset[str] = frozenset()

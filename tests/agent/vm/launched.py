@@ -28,7 +28,7 @@ class Masks:
 
     def __init__(self) -> None:
         self.of: dict[int, CPUSet] = {}
-        self.cut: dict[int, CPUSet] = {}  # a narrower cgroup
+        self.cut: dict[int, CPUSet] = {}  # CPUs of a narrower cgroup, by thread
         self.bound: set[int] = set()  # threads whose affinity cannot be set
         self.ended: set[int] = set()
         self.sets = 0

@@ -111,7 +111,7 @@ def test_container_without_a_guest_has_no_vmm(host: FakeHost) -> None:
             "cloud-hypervisor",
         ),
         (["firecracker", "--id", ID, "--start-time-us", "1"], "firecracker"),
-        (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # of a remote machine
+        (["/opt/kata/bin/containerd-shim-kata-v2", "-id", ID], "other"),  # the shim of a remote machine
     ],
 )
 def test_pid_of_the_runtime_is_verified_by_the_command_line(
@@ -130,7 +130,7 @@ def test_number_that_is_another_process_now_is_not_taken(host: FakeHost) -> None
     assert find_sandbox_vmm(host.look, sandbox) is None
 
     host.process(980, KATA)
-    host.process(981, KATA, ids=(981, 1))  # a container with the same command line
+    host.process(981, KATA, ids=(981, 1))  # a container's process with the same command line
     assert find_sandbox_vmm(host.look, sandbox) == VMM(980, 500, "qemu")
 
     host.process(990, ["/usr/bin/qemu-system-x86_64", "-S"])

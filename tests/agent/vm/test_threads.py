@@ -109,7 +109,7 @@ def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
     )
     host.process(610, ["/opt/kata/libexec/virtiofsd", "--fd=3", shared])
     host.process(611, ["/opt/kata/libexec/virtiofsd", "--fd=3", shared], parent=610, ids=(611, 1))
-    host.process(620, ["virtiofsd", shared], ids=(620, 8))  # in some container
+    host.process(620, ["virtiofsd", shared], ids=(620, 8))  # a process in another container
     host.process(630, ["/usr/bin/containerd-shim-runc-v2", "-id", SANDBOX])
     host.process(640, ["/opt/kata/bin/containerd-shim-kata-v2", "-id", f"{SANDBOX}ef"])
 

@@ -166,8 +166,10 @@ class Scene:
         self.observes = False
         self.peer_failures: list[OSError] = []  # raised by the next connections
         self.first_pids: dict[str, int] = {}  # pids of containers' first processes
-        self.forgets_ends = False  # as kernels before 6.15, once the parent has reaped its child
-        self.exits: dict[str, ContainerExit | AgentError | None] = {}  # in the runtime, by container
+        # Exit statuses are lost once the parent has reaped its child, as on kernels before 6.15.
+        self.forgets_ends = False
+        # Exits that the runtime reports, by container.
+        self.exits: dict[str, ContainerExit | AgentError | None] = {}
         self.asked_exits: list[str] = []
         self.texts: dict[str, Callable[[NodeState], str]] = {
             "describe": lambda state: f"{len(state.tasks)}\n"

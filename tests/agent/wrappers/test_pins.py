@@ -68,7 +68,7 @@ def test_process_that_outruns_the_pinning_is_refused() -> None:
     """If a process starts threads faster than they are pinned, its request is refused."""
     gone = Affinities(
         lambda _: EMPTY, lambda *_: EMPTY, lambda _: True
-    )  # each exits before its affinity is read
+    )  # each thread exits before its affinity is read
 
     with pytest.raises(Denied, match="starts threads faster than the agent moves them"):
         pin(itself(), CPUSet([1]), gone)

@@ -35,7 +35,7 @@ def test_claims_survive_a_restart(tmp_path: Path) -> None:
             scene.restart()
             assert scene.keeper.uses() == {
                 Owner("p", "main"): BOTH
-            }  # before the first pass, so that it narrows no container
+            }  # read before the first pass, so that it narrows no container
             async with scene.agent():
                 assert (await container.ask(isolate("exclusive", cores="2"))).word == "error"
                 assert (await container.ask_again(first)).environment == first.environment

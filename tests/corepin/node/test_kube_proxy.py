@@ -18,7 +18,8 @@ from tests.dashboard.running import dashboard, install_account
 from tests.environments.server.apiserver import ApiServer
 from tests.environments.server.catalog import NEWEST
 
-AWAY = "https://cluster.corepin.invalid:6443"  # no resolver knows it: only the proxy reaches it
+# A name that no resolver knows, so that only the proxy reaches it.
+AWAY = "https://cluster.corepin.invalid:6443"
 ASKED = ("CONNECT cluster.corepin.invalid:6443", "")
 
 

@@ -50,7 +50,7 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
     assert (found.listen, found.metrics_listen) == (Address("::1", 3), Address("127.0.0.1", 2))
     assert (found.tls.client_ca, found.client_names) == (Path("/ca"), frozenset({"a", "b"}))
     assert found.config.optional
-    assert not found.mutations.optional  # it was asked for, so it must be there
+    assert not found.mutations.optional  # the flag names this file, so it must exist
     assert listed("--client-name", ["c"]) == {"c"}
 
 

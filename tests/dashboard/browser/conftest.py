@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         problem = f"there is no {CHROMIUM}: apt-get install chromium"
         raise FileNotFoundError(problem) if os.environ.get("CI") == "true" else SkipTest(problem)
     with sync_playwright() as playwright:
-        # its sandbox needs another user than root; what is shown here is ours
+        # The browser's sandbox needs another user than root, and the tests show only their own pages.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()

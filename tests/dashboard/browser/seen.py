@@ -11,8 +11,8 @@ from playwright.sync_api import Locator, Page, Request
 from tests.dashboard.running import Dashboard
 
 CHROMIUM = "/usr/bin/chromium"
-PICTURES = Path("build/dashboard")  # what a run saw, to be looked at
-PATIENCE_MS = 60_000  # a second on an idle machine
+PICTURES = Path("build/dashboard")  # folder with screenshots of a run
+PATIENCE_MS = 60_000  # time limit of a step, which takes a second on an idle machine
 
 
 @dataclass
@@ -31,7 +31,8 @@ class Seen:
         self.page.on("requestfailed", self._note_failure)
 
     def _note_failure(self, request: Request) -> None:
-        if request.failure != "net::ERR_ABORTED":  # by the browser itself, when another page is opened
+        # The browser itself aborts requests when another page is opened.
+        if request.failure != "net::ERR_ABORTED":
             self.complaints.append(f"failed: {request.url} {request.failure}")
 
     def open(self, path: str) -> None:

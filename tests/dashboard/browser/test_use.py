@@ -222,7 +222,8 @@ def test_hostile_texts_stay_texts(used: Seen) -> None:
         assert used.page.locator("main img, main script, main b").count() == 0
     used.open("/nodes/hostile")
     expect(used.page.locator(".waiting")).to_contain_text("<b>bold</b>{{7*7}}")
-    assert "\u202e" not in used.page.locator("body").inner_text()  # it would turn what follows around
+    # This character would reverse the text after it.
+    assert "\u202e" not in used.page.locator("body").inner_text()
     used.cell(4).hover()
     assert used.facts()["Policy"].startswith("exclusive, smt </script><img src=x")
     used.picture("node-hostile")

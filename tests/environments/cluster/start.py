@@ -83,7 +83,8 @@ def _start_servers(stack: ExitStack, directory: Path, place: Place) -> ControlPl
         f"--bind-address={place.near}",
         f"--advertise-address={place.near}",
         f"--service-cluster-ip-range={place.services}",
-        "--kubelet-preferred-address-types=InternalIP",  # other names of the node cannot be resolved here
+        # The node has no other name that can be resolved here.
+        "--kubelet-preferred-address-types=InternalIP",
         "--enable-aggregator-routing=true",  # webhooks are called at their endpoints: there is no kube-proxy
     )
     plane = stack.enter_context(start_control_plane(directory, place.near, 443, flags))

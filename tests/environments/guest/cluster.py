@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from tests.environments.server.apiserver import ApiServer
 
-SECONDS = 900.0  # for actions of one to sixty seconds, and more beside other tests
-ANSWER_SECONDS = 60.0  # of the API server
+SECONDS = 900.0  # time limit of actions that take one to sixty seconds, and more beside other tests
+ANSWER_SECONDS = 60.0  # time limit of an answer of the API server
 PODS = "/api/v1/namespaces/default/pods"
 CGROUPS = Path("/sys/fs/cgroup/kubepods")
 MAIN = "main"

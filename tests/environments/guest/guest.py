@@ -28,7 +28,7 @@ SILENT_SECONDS = 180.0  # between two lines of a booting kernel: less than ten o
 BOOTS = 3
 # Message of a kernel whose emulated timers have stopped; repeated each minute of a grace period.
 STALLED = re.compile(r"rcu_preempt kthread starved for (\d+) jiffies! (g\d+)")
-JIFFIES = 250.0  # a second
+JIFFIES = 250.0  # clock ticks per second in the guest
 # Message for each CPU in turn, endlessly, while one waits for an interrupt that the emulation has lost.
 LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for (\d{3,})s")
 # The kernel writes both, too, after a time in which the host gave the machine no CPU. Of 16 busy CPUs beside four
@@ -286,7 +286,7 @@ def read_facts(text: str) -> dict[str, list[dict[str, Any]]]:
     for line in text.splitlines(keepends=True):
         if line.endswith("\n"):
             value = json.loads(line)
-            value.pop("at", None)  # a time for readers of slow runs
+            value.pop("at", None)  # a time stamp for people who read slow runs
             facts.setdefault(value.pop("fact"), []).append(value)
     return facts
 
@@ -322,7 +322,7 @@ def _command(
     emulated = ["--disable-kvm", "--force-9p", "--memory", machine.memory, "--cpus", machine.cpus]
     nodes = [word for node in machine.numa for word in ("--numa", node)]
     qemu = [
-        *("-cpu", "Haswell-noTSX"),  # an Intel model, else threads=2 is ignored
+        *("-cpu", "Haswell-noTSX"),  # an Intel model, because others ignore threads=2
         *("-uuid", "c0de0c0d-e0c0-4e0c-8de0-c0de0c0de0c0"),  # the machine's id where the host has none
         *("-fsdev", "local,id=cached,path=/,security_model=none,readonly=on,multidevs=remap"),
         *("-device", "virtio-9p-pci,fsdev=cached,mount_tag=cached"),

@@ -23,7 +23,7 @@ from tests.environments.node.image_archive import add_link, write_archive
 if TYPE_CHECKING:
     from tests.environments.node.containerd import Containerd
 
-IMAGE = "docker.io/library/corepin:0.1.0"  # as the manifests name it, in full
+IMAGE = "docker.io/library/corepin:0.1.0"  # full name of the image that the manifests name
 CMK_IMAGE = "docker.io/library/cmk:v1.5.2"
 COMMAND = Path(sys.executable).with_name("corepin")
 WORKLOADS = {  # kind, namespace and container of each

@@ -10,7 +10,7 @@ from typing import Final
 from pinning.machine.cpuset import CPUSet
 
 CORES: Final = [CPUSet((first, first + 1)) for first in range(0, 8, 2)]
-SERVICE_ADDRESS = "10.0.0.1"  # of the Service `kubernetes`: the API server itself listens there
+SERVICE_ADDRESS = "10.0.0.1"  # address of the Service `kubernetes`, on which the API server itself listens
 NODE_ADDRESS = "10.1.0.1"
 NODE = "guest"
 _LAYERS = Path("/run/layers")
@@ -18,7 +18,8 @@ _LAYERS = Path("/run/layers")
 
 def prepare() -> None:
     """Make the folders writable that a node needs, and configure host name and addresses."""
-    _run("mount", "--make-rshared", "/")  # as systemd has it; volumes of pods are propagated
+    # As systemd mounts it, because mounts of volumes must reach the pods.
+    _run("mount", "--make-rshared", "/")
     for folder in ("/etc", "/opt"):
         _make_writable(folder)
     for folder in ("/var/lib", "/var/log"):  # empty ones, not the host's

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS: Final = 300.0  # for actions of one to ten seconds
+SECONDS: Final = 300.0  # time limit of actions that take one to ten seconds
 POLLS: Final = 3000
 REST_SECONDS: Final = 0.1
-ANSWER_SECONDS: Final = 10 * SECONDS  # of a server: the host ends a machine earlier in which one hangs
+# Time limit of a server's answer; if one hangs, the host ends the machine earlier.
+ANSWER_SECONDS: Final = 10 * SECONDS
 
 
 def wait_until(is_so: Callable[[], object], rest: float = REST_SECONDS) -> bool:

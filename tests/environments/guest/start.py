@@ -29,7 +29,7 @@ PLACE: Final = Place(SERVICE_ADDRESS, NODE_ADDRESS, "10.2.0.0/24", "10.0.0.0/24"
 API_FLAGS: Final = (
     f"--bind-address={SERVICE_ADDRESS}",  # where pods look for it: there is no proxy for Services
     "--enable-aggregator-routing=true",  # webhooks are called at their endpoints, for the same reason
-    "--kubelet-preferred-address-types=InternalIP",  # no other name of the node is known here
+    "--kubelet-preferred-address-types=InternalIP",  # the node has no other name that can be resolved here
 )
 CONTROLLERS: Final = (  # the others only cost time here
     "deployment-controller",

@@ -18,7 +18,7 @@ from pinning.machine.cpuset import CPUSet
 ALL = "0-7"
 NEW_KERNEL = "6.2.0"
 POD = "/kubepods/burstable/pod1"
-ONE = f"{POD}/one"  # its container
+ONE = f"{POD}/one"  # cgroup of the pod's container
 
 
 class OpenCgroups(NamedTuple):

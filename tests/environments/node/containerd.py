@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 PACKAGES = {"containerd": "containerd", "runc": "runc", "busybox-static": "busybox"}  # package: program
 IMAGE = "localhost/busybox:test"
-VERSIONS = ("1.6", "2.4")  # as the configuration knows them
+VERSIONS = ("1.6", "2.4")  # versions with a configuration of their own
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 FOREVER = ("/bin/sleep", "1000000")
-_SECONDS = 60.0  # for containerd's socket; a tenth of a second on an idle machine
+_SECONDS = 60.0  # wait for containerd's socket, which takes a tenth of a second on an idle machine
 _numbers = count(1)
 
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tests.environments.node.containerd import Containerd
 
 CONTAINERD: Final = ("1.6", "2.4")
-CRIO: Final = ("crio", "crio-crun")  # with the cgroups of runc and with those of crun
+CRIO: Final = ("crio", "crio-crun")  # CRI-O with the cgroup layouts of runc and of crun
 EVERY_RUNTIME: Final = (*CONTAINERD, *CRIO)
 WITH_NRI: Final = ("2.4", *CRIO)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses a container runtime."""
     for item in items:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from tests.environments.node.containerd import Containerd, Pod
 
-NAME = "main"  # of every container
-MOST_PODS = 5  # of the churn
-ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
-NEAR = {  # its memory is bound to the NUMA node of its CPU
+NAME = "main"  # name of every container
+MOST_PODS = 5  # pods that the churn runs at the same time
+ISOLATE = {"smt-policy.corepin.io/pod": "isolate"}  # annotation of a pod whose claim must fit
+NEAR = {  # annotations of a pod whose memory is bound to the NUMA node of its CPU
     "cpu-manager.corepin.io/pod": "exclusive",
     "numa-policy.corepin.io/pod": "single",
     "numa-memory.corepin.io/pod": "bind",

@@ -33,7 +33,7 @@ from tests.environments.vm import lifeline
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RUNC, CRUN_LAYOUT = "crio", "crio-crun"  # whose layout of cgroups
+RUNC, CRUN_LAYOUT = "crio", "crio-crun"  # layouts of cgroups: that of runc, and that of crun
 _PACKAGES: Final = {name: PACKAGES[name] for name in ("runc", "busybox-static")} | {"conmon": "conmon"}
 _WRAPPER: Final = f"""#!{sys.executable} -IS
 import sys

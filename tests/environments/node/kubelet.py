@@ -34,7 +34,7 @@ _SYSCTLS: Final = tuple(
         "kernel/keys/root_maxbytes",
     )
 )
-_RECORD: Final = Path("/run/corepin-tests.sysctls")  # their values before the first kubelet, as JSON
+_RECORD: Final = Path("/run/corepin-tests.sysctls")  # file with the values before the first kubelet, as JSON
 _IN_USE: Final = Path("/run/corepin-tests.sysctls-in-use")
 _FOLDERS: Final = tuple(map(Path, ("/var/lib/kubelet", "/var/log/containers", "/var/log/pods")))
 _numbers = count(1)

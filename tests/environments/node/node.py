@@ -274,7 +274,8 @@ class KubeNode:
         """Delete every pod and wait until no container is left."""
         for file in self.kubelet.static_pods.iterdir():
             file.unlink()
-        self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")  # else it takes five seconds
+        # Without --force each pod takes five seconds.
+        self.kubectl("delete", "pods", "--all", "--force", "--grace-period=0")
         until_equal("pods are gone", self.pods, [])
         until("containers are gone", lambda: not self._pids() and not self.containerd.running())
 

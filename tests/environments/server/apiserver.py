@@ -117,7 +117,7 @@ class ApiServer:
             base_url=self.url,
             headers={"Authorization": f"Bearer {self.admin_token}"},
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
-            timeout=60.0,  # as long as the server itself works on a request
+            timeout=60.0,  # the time that the server itself works on a request
             trust_env=False,
         )
 

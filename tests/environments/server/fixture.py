@@ -19,12 +19,12 @@ _SERVERS_OF = {
     "server": API_SERVERS,
     "runtime": NODE_SERVERS,
     "smt": NODE_SERVERS,
-}  # what tests of each marker need
+}  # servers that tests of each marker need
 _SERVER_FIXTURES = {"apiserver", "apiserver_of"}
 _namespace_numbers = count(1)
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses a server, so that `-m "not server"` leaves none."""
     for item in items:

@@ -27,7 +27,8 @@ def until_last_use(
             yield
         finally:
             with _locked(record), suppress(BlockingIOError):
-                fcntl.flock(use, fcntl.LOCK_UN)  # before the next line, or two ends would wait for each other
+                # Released before the next line; otherwise two ends would wait for each other.
+                fcntl.flock(use, fcntl.LOCK_UN)
                 fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 end(record.read_text())
                 record.write_text("")

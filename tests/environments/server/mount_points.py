@@ -39,5 +39,5 @@ def _make_missing(text: str, folders: Iterable[Path]) -> str:
 
 def _remove(text: str) -> None:
     for line in reversed(text.splitlines()):
-        with suppress(OSError):  # it has files of another program
+        with suppress(OSError):  # the folder has files of another program
             Path(line).rmdir()

@@ -27,7 +27,7 @@ def processes_of(directory: Path) -> list[str]:
     """Return the processes whose command line names `directory`."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended since it was listed
             lines.append(path.read_bytes())
     return [line.decode() for line in lines if str(directory).encode() + b"/" in line]
 

@@ -22,15 +22,15 @@ class Guest:
     """A virtual machine: its CPUs, devices with threads, and whether threads have names."""
 
     vcpus: int = 2
-    cores: int = 1  # of a socket
-    threads: int = 1  # of a core
+    cores: int = 1  # cores per socket
+    threads: int = 1  # threads per core
     most: int = 0  # most vCPUs with plugged ones; 0: no hotplug
     iothreads: tuple[str, ...] = ()
     is_named: bool = True  # debug-threads=on
     is_paused: bool = True
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
-    vsock: int = 0  # its address, for which the kernel has a vhost thread; 0: none
-    is_target: bool = False  # it waits for an incoming migration
+    vsock: int = 0  # vsock address, for which the kernel has a vhost thread; 0: none
+    is_target: bool = False  # whether it waits for an incoming migration
     is_overheard: bool = False  # it has one more monitor, on which the test listens: see `SocketsFolder`
 
     def running(self) -> Guest:

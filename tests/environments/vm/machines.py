@@ -73,7 +73,7 @@ class Machine:
     """A virtual machine, found by its process; ids are those of this pid namespace."""
 
     name: str
-    folder: Path  # of its sockets
+    folder: Path  # folder of its sockets
     find: Callable[[], int | None]
     owned: SocketsFolder | None = None  # the folder, if the test created it
     _pid: int = field(default=0, init=False)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.environments.vm.published_vm import ReportsState
 
 COMPUTE = "compute"
-PERIOD = 100_000  # of the quota
+PERIOD = 100_000  # period of the CFS quota in microseconds
 # A command that outlives its agent, and ends with the test: $0 is the lifeline.
 OUTLIVES = f'LIFELINE=$0; ({lifeline.WAIT_FOR_END}; kill -9 $$) </dev/null & exec "$@"'
 DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration

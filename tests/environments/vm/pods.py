@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HOST: Final = ("/usr", "/lib", "/lib64")  # QEMU's files on the host, mounted read-only
-SOCKETS: Final = "/var/run/vm"  # in the container: path of the monitor for the test
+SOCKETS: Final = "/var/run/vm"  # folder in the container with the monitor's socket for the test
 MONITOR: Final = "monitor.sock"
 EXCLUSIVE: Final = MappingProxyType({"cpu-manager.corepin.io/pod": "exclusive"})
 # virt-launcher-monitor with virt-launcher, and libvirt's processes; all of them end with the test

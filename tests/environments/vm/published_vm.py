@@ -36,7 +36,7 @@ def until_published(agent: ReportsState, pod: str = "vm", **fields: object) -> N
     try:
         until(
             f"published {fields}", is_so, 2 * SECONDS
-        )  # a machine that does not run is placed after half a minute
+        )  # the agent pins a machine that does not run after half a minute
     except AssertionError as error:
         raise AssertionError(f"{error}: {last}") from error
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from io import BufferedRWPair
     from pathlib import Path
 
-SECONDS = 300.0  # for actions of one second, twenty on an emulated machine
+SECONDS = 300.0  # time limit of actions that take a second, and twenty on an emulated machine
 
 
 class Monitor:

@@ -21,7 +21,7 @@ class Seen:
     vcpus: tuple[str, ...]  # in the order of the guest's indexes
     iothreads: Mapping[str, str]
     vhost: tuple[str, ...]
-    others: tuple[str, ...]  # each mask once
+    others: tuple[str, ...]  # different masks of the other threads
 
     def one_each(self) -> list[int] | None:
         """Return the CPU of each vCPU; None unless each has exactly one, and all differ."""

@@ -22,7 +22,7 @@ from tests.pods import container
 pytestmark = pytest.mark.server
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaims"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/demo/resourceclaimtemplates"
-PROTECTION = "resource.kubernetes.io/delete-protection"  # of Kubernetes' own controllers
+PROTECTION = "resource.kubernetes.io/delete-protection"  # finalizer of Kubernetes' own controllers
 NAMES = {"corepin-agent-claims", "corepin-claim-limits", "cpu.corepin.io"}
 
 

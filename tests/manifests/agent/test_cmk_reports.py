@@ -28,7 +28,7 @@ STATE = replace(
     state_of(bound("a", container("main", {CORES: 1})), node=HERE_NODE),
     reclaimed=(Reclaimed(4711, "default/a/main", "exclusive", "1,5", ExitSource.KERNEL),),
 )
-OLD_KIND = {  # as CMK itself made it, with an API that is gone
+OLD_KIND = {  # definition as CMK created it, with an API version that no longer exists
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": "cmk-nodereports.intel.com"},

@@ -11,7 +11,7 @@ from agent.kubelet.pod_resources import socket_beside
 from pinning.contract import KUBELET_STATE, NRI_SOCKET
 from tests.manifests.rendered import ROOT, Object, manifest, text, text_of
 
-pytestmark = pytest.mark.server  # for kubectl
+pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 
 def agent_mounts(spec: Object) -> dict[str, tuple[Object, Object]]:

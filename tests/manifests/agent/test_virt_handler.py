@@ -139,7 +139,8 @@ def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
                 assert node["metadata"]["annotations"]["kubevirt.io/heartbeat"] == str(scene.handler.beats)
                 assert node["metadata"]["labels"]["kubevirt.io/schedulable"] == "true"
                 async with asyncio.timeout(SECONDS):
-                    while scene.report.writes < before + number:  # its answer is on the way
+                    # The answer to the last write is still on its way.
+                    while scene.report.writes < before + number:
                         await asyncio.sleep(0)
                 assert (scene.report.writes - before, scene.overwrites) == (number, number)
 

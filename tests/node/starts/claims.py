@@ -23,7 +23,7 @@ CLASSES: Final = (
     Path("manifests/components/dra-cpu-class/class.yaml"),
 )
 SOCKET: Final = "plugins_registry/cpu.corepin.io-reg.sock"
-UPSTREAM: Final = {  # what KubeVirt's VEP 152 makes beside a launcher
+UPSTREAM: Final = {  # claim that KubeVirt's VEP 152 creates for a launcher
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceClaim",
     "metadata": {"name": "vmi-1-cpu", "namespace": "default"},
@@ -112,7 +112,7 @@ def claiming_pod(name: str, claim: str, cpu: str | None = None, **more: str) -> 
     resources = spec["containers"][0]["resources"]
     resources["claims"] = [{"name": "cpu-dra", "request": "cpu"}]
     again = {**spec["containers"][0], "name": "again", "command": ["/bin/sleep", "1000000"]}
-    spec["containers"].append(again)  # on the same CPUs
+    spec["containers"].append(again)  # a further container on the same CPUs
     return document
 
 

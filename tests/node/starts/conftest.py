@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def nri_node(node: Node) -> Iterator[Node]:
     """Return the node without pods; the next container gets its CPUs by NRI."""
-    from tests.node.starts.over_nri import agent_over_nri  # what a node needs takes a moment to import
+    # Imported here, because the code for nodes takes a moment to import.
+    from tests.node.starts.over_nri import agent_over_nri
 
     with agent_over_nri(node):
         yield node

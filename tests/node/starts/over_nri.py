@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.environments.node.node import Node
 
-ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # a claim that must fit
+ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # annotation of a pod whose claim must fit
 
 
 @contextmanager

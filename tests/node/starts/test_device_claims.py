@@ -106,7 +106,7 @@ def test_forged_variable_gives_no_cpus(claim_node: Node) -> None:
     node.apply(claim("own"))
     variable = f"{DRA_CPUSET_PREFIX}{uid_of_claim(node, 'own')}"
     user, other = claiming_pod("user", "own"), pod("other")
-    user["spec"]["containers"][1]["resources"] = {}  # of the sidecar
+    user["spec"]["containers"][1]["resources"] = {}  # resources of the sidecar
     node.apply(_forging(user, variable, node.all), _forging(other, variable, node.all))
     main, sidecar = (_container(node, "user", name) for name in ("main", "again"))
     beside, own = node.running("other"), _held_cpus(node)

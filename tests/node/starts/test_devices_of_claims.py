@@ -27,7 +27,7 @@ ADDRESS: Final = "0000:41:00.0"
 GPUS: Final[dict[str, dict[str, Any]]] = {
     "gpu-0": {NUMA_NODE: {"int": 0}},
     "gpu-1": {NUMA_NODE: {"int": 1}},
-    "gpu-2": {PCI: {"string": ADDRESS}},  # on NUMA node 1, as the kernel says
+    "gpu-2": {PCI: {"string": ADDRESS}},  # on NUMA node 1 by the kernel
 }
 PLACES: Final = (0, 1, 1)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from tests.environments.node.node import Node
 
-MARKED = ISOLATE | {GUARDED: GUARDED_VALUE}  # as the webhook does with claims that must fit
+# The mark that the webhook sets on pods with claims that must fit.
+MARKED = ISOLATE | {GUARDED: GUARDED_VALUE}
 
 
 @pytest.fixture

@@ -293,7 +293,7 @@ def test_stop_answers_the_request_in_progress(path: Path) -> None:
             handlers.paused.wait(60)
             stopping = pool.submit(client.stop)
             client._stopping.wait(60)
-            handlers.pause.wait(SOON)  # until its socket is shut down, which has no event
+            handlers.pause.wait(SOON)  # no event reports that its socket is shut down
             handlers.pause.set()
             stopping.result()
             assert creating.result() == created("2-3")
@@ -360,7 +360,7 @@ def test_client_survives_any_bytes_of_a_runtime(path: Path, data: st.DataObject)
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
         plugin = runtime.plugin() if data.draw(st.booleans()) else runtime.accept()
-        with suppress(Gone, OSError):  # it may have disconnected already
+        with suppress(Gone, OSError):  # the client may have disconnected already
             plugin.send(wrong)
             plugin.socket.shutdown(socket.SHUT_WR)
         plugin.wait_gone()

@@ -25,9 +25,9 @@ from tests.environments.waiting import until_equal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OPERATORS: Final = CPUSet([1])  # what its environment bans
+OPERATORS: Final = CPUSet([1])  # CPUs that irqbalance's environment bans
 POD: Final = CPUSet([0])
-PATIENCE_SECONDS: Final = 120.0  # for an answer; a moment on an idle machine
+PATIENCE_SECONDS: Final = 120.0  # wait for an answer, which takes a moment on an idle machine
 # Its folder is one of ours, and nothing that it writes reaches the kernel.
 ENTER: Final = """
 mount --make-rprivate / && mount --bind /proc/irq /proc/irq && mount -o remount,bind,ro /proc/irq &&

@@ -18,7 +18,8 @@ class FakeTasks:
     """Task affinities as the kernel keeps them and the agent sets them."""
 
     node: FakeNode
-    asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)  # by task: its cgroup and mask
+    # Cgroup and requested mask of each task.
+    asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)
     sets: list[tuple[int, str]] = field(default_factory=list)  # affinities that the agent set
 
     def split(self) -> KernelSplit:

@@ -37,16 +37,17 @@ class KataMachine:
     pod_uid: str
     topology: Callable[[], Topology]
     wrote: Callable[[], None]
-    pid: int = 0  # as the runtime reports it
+    pid: int = 0  # pid that the runtime reports
     vcpus: int = 2
     has_quota: bool = True
     is_fixed: bool = False
     has_known_vcpus: bool = True
-    forgets: bool = False  # as kernels before 6.2: a new cpuset resets the affinities of its threads
-    cpuset: CPUSet = EMPTY  # of its cgroup; empty if it was never written
+    forgets: bool = False  # a new cpuset resets the affinities of its threads, as kernels before 6.2 do
+    cpuset: CPUSet = EMPTY  # cpuset of its cgroup; empty: never written
     told: dict[str, CPUSet] = field(default_factory=dict)  # cpusets sent by container, until it is removed
     masks: dict[str, CPUSet] = field(default_factory=dict)  # requested affinities by thread
-    unseen: dict[str, CPUSet] = field(default_factory=dict)  # by thread that only a full read finds
+    # Affinities of threads that only a full read finds, by thread.
+    unseen: dict[str, CPUSet] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with every thread on all CPUs."""

@@ -112,7 +112,7 @@ class Life:
         }
         assert bound.issuperset(state.failures)
         if bound:
-            return  # others may wait until it is gone
+            return  # others may wait until the machine has ended
         for machine in self.node.kata.machines.values():
             own = union(held.cpus for held in self.holders(machine))
             assert machine.cpus() == self.goal(machine, own, state.shared)

@@ -35,7 +35,7 @@ def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
     node.stop(ended)
     node.remove(ended)
     machine.has_quota = False
-    assert str(machine.cpus()) == "1,5"  # what remains of the cpusets that were sent
+    assert str(machine.cpus()) == "1,5"  # the union of the cpusets sent for containers that still exist
     return machine, left
 
 

@@ -39,7 +39,7 @@ class Cgroup:
 
     stages: Sequence[StartState | Exception]
     cpus: CPUSet = ALL
-    overwrites: int = 0  # of our writes, by a runtime that fills an empty cpuset
+    overwrites: int = 0  # how many of the agent's writes a runtime overwrites when it fills the cpuset
     writes: list[CPUSet] = field(default_factory=list)
     looks: int = 0
 

@@ -128,7 +128,8 @@ def test_container_created_with_a_stale_table_is_written_before_its_start(
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0-7")
     node.run()
     assert node.cgroups.writes == [(node.cgroup(number), "0,2-4,6-7")]
-    assert node.runtime.calls == [(number, "0,2-4,6-7")]  # so that its record agrees
+    # The runtime is updated, so that its record agrees with the kernel.
+    assert node.runtime.calls == [(number, "0,2-4,6-7")]
     node.begin(number)
     node.run()
     assert node.cgroups.writes == [(node.cgroup(number), "0,2-4,6-7")]

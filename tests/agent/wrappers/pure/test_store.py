@@ -235,7 +235,8 @@ def test_saving_on_a_full_disk_is_rate_limited() -> None:
         await ask()
 
     asyncio.run(play())
-    assert [len(texts) for texts in writes.added] == [100, 1]  # those of the last second, and the later one
+    # All lines of the last second in one write, and the later line.
+    assert [len(texts) for texts in writes.added] == [100, 1]
 
 
 def test_after_a_failure_everything_is_written(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-_SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
+_SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # options of prctl(2)
 _STAT_ARGUMENTS = 45  # in /proc/PID/stat after the name: start of the arguments
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if os.fork() == 0:
         prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
-        sys.stdout.write("!")  # its parent has done so already
+        sys.stdout.write("!")  # its parent has written the mark already
         sys.stdout.flush()
     threading.Event().wait()
 

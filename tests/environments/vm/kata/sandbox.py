@@ -58,7 +58,7 @@ class Sandbox:
 
     id: str
     spec: dict[str, Any]
-    folder: Path  # of its sockets
+    folder: Path  # folder of its sockets
     containers: dict[str, Container] = field(default_factory=dict)
     qemu: subprocess.Popen[bytes] | None = None
     virtiofsd: subprocess.Popen[bytes] | None = None
@@ -147,7 +147,7 @@ class Sandbox:
         enter("/", os.getpid())
         for cgroup in (self.cgroup, f"{OVERHEAD}/{self.id}", OVERHEAD):
             for folder in folders(cgroup):
-                with suppress(OSError):  # other processes are in there, or it never existed
+                with suppress(OSError):  # the cgroup has other processes, or never existed
                     folder.rmdir()
 
 

@@ -33,7 +33,7 @@ class Request:
 
     stream: int
     method: str
-    fields: Mapping[int, Value]  # of its message
+    fields: Mapping[int, Value]  # values of the message's fields, by field number
 
     def text(self, number: int) -> str:
         """Return a text field; empty if absent."""
