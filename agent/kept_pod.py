@@ -49,7 +49,7 @@ PODS: Final = "/api/v1/pods"
 MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are reported
 MOST_NEAR: Final = (
     4 * MOST_KINDS
-)  # limits of a container that count CPUs beside devices: admission adds MOST_KINDS
+)  # limits kept of a container that count CPUs beside devices; admission adds MOST_KINDS at most
 DEVICE: Final = "any.device/any"  # resource name that stands for all limits of a container that name devices
 LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
 
