@@ -164,7 +164,7 @@ class Metrics:
         self._reports.labels(reporter).inc()
 
     def show_refused(self, reporter: str, number: int) -> None:
-        """Set the number of objects that the API server refuses while it accepts a reporter's others."""
+        """Set the number of objects of a reporter that the API server refuses now."""
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:

@@ -263,7 +263,7 @@ def _what(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """Return the value found instead of a text; in YAML if it is short."""
+    """Return a value that is no text as it is named in a message: "true", "the number 3", "a list"."""
     if isinstance(value, bool):
         return str(value).lower()
     return _what(value) if isinstance(value, list | dict) else f"the number {str(value)[:20]}"

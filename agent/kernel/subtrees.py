@@ -116,7 +116,7 @@ class _Turn:
     def _move_child(self, child: Path, new: CPUSet, names: tuple[str, ...]) -> None:
         """Give all new CPUs to a child that had all CPUs of the container.
 
-        Another child keeps those of its CPUs that are in the new set, or gets all new CPUs if none is.
+        Another child keeps its CPUs that are in the new set, or gets all new CPUs if none of its CPUs is.
         """
         if not self._left or (self._has_moved and self._cpu_time() > self._end):
             raise _Paused((child.name,))

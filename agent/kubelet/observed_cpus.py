@@ -1,6 +1,6 @@
 """CPUs of containers on nodes where the kubelet allocates them (interface `ObservedCPUs`).
 
-They are those that the kubelet reports; for containers that it does not report, those of the cpuset.
+These are the CPUs that the kubelet reports, or the cpuset of a container that it does not report.
 """
 
 from __future__ import annotations

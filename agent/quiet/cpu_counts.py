@@ -86,7 +86,7 @@ def growth(
 
 
 def read_slices(file: Path, cpus: CPUSet) -> Slices:
-    """Return the number of timeslices each CPU has run, from /proc/schedstat; the idle task's do not count."""
+    """Return the number of timeslices each CPU has run, without those of the idle task, from /proc/schedstat."""
     text = _read(file)
     if isinstance(text, str):
         return text

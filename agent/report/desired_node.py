@@ -192,7 +192,10 @@ def _can_pin(state: NodeState) -> bool:
 
 
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
-    """Return the taints that the agent manages; with the option off, an operator may have set CMK's by hand."""
+    """Return the taints that the agent manages.
+
+    With the option off it leaves CMK's taint alone, because an operator may have set it.
+    """
     cmk = (CMK_TAINT,) if options.cmk_taint else ()
     over = (OVERCOMMIT_TAINT,) if options.overcommit_taint and load.is_over else ()
     return (*cmk, *over)

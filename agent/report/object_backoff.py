@@ -83,6 +83,9 @@ class ObjectBackoff:
         return [key for _, key in order] if order and order[0][0] <= now >= self._next else []
 
     def _due(self, key: str, versions: Mapping[str, str]) -> float:
-        """Return since when an object is due; an object that keeps changing counts from its refusal, so it starves no other."""
+        """Return the time since which an object is due.
+
+        For an object that keeps changing it is the time of its refusal, so that it delays no other object.
+        """
         refused = self._refused[key]
         return refused.due if versions.get(key, "") == refused.version else refused.since

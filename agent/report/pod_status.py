@@ -3,8 +3,8 @@
 Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container runs,
 because an earlier one would be rewritten at once. A pod with a gate gets it immediately and keeps it; an empty one
 opens the gate. Facts that change without the pod (the shared set, except for containers that may also use it; tasks
-that come and go) are left out, so that one change of a pod is one PATCH. Times, and the details of a refusal, stay
-those of the moment at which the content changed.
+that come and go) are left out, so that one change of a pod is one PATCH. Times and the details of a refusal are only
+updated when other content changes.
 """
 
 from __future__ import annotations

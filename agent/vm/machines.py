@@ -170,8 +170,8 @@ class KernelVirtualMachines:
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
         """Return its threads with their affinities; `fully` searches again for threads outside of its process.
 
-        A machine that cannot be listed keeps the threads of the last reading: it does not count as exited, because its
-        CPUs would go to others.
+        If a machine cannot be listed, the threads of the last reading are returned. It must not count as exited,
+        because its CPUs would then be given to other containers.
         """
         masks = None
         try:

@@ -1,8 +1,8 @@
 """State of the wrappers that outlives the agent, in a file for the next one.
 
 It is valid in one boot only, because processes are. Lines of JSON: changes are appended, so that an answer costs the
-same however many came before. Of two lines for one process or container the later one counts. The end of a process is a
-line too: a claim without one whose process exited ended while no agent ran.
+same however many came before. If two lines are about the same process or container, the later line is valid. The end of
+a process is a line too: a claim without one whose process exited ended while no agent ran.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def health_of_owner(owner: Owner, container: Container | None) -> str:
-    """Return the health of a holder of CPUs; that of a pool is shown by the containers that run there."""
+    """Return the health of a holder of CPUs.
+
+    A pool itself is always OK, because its containers show whether it works.
+    """
     return OK if owner.policy == POD and container is None else health_of(container)
 
 

@@ -38,7 +38,7 @@ class Task:
     folder: int = field(default=0, compare=False)
 
     def __hash__(self) -> int:
-        """Return a hash that costs a third of that of a tuple: thousands of threads are compared at a time."""
+        """Return a hash that costs a third of a tuple's hash, because thousands of threads are compared at a time."""
         return self.tid
 
 

@@ -135,7 +135,7 @@ def readable(spec: VMISpec, bad: Collection[str]) -> VMISpec:
         bad = {*bad, *TOPOLOGY} - {"cpu"}  # a partial topology would be validated as if it were complete
     for path in bad:
         parent, _, key = path.rpartition(".")
-        # An unreadable thread count counts as given: 1 keeps the rule about a missing count silent.
+        # An unreadable number of I/O threads is replaced by 1, so that no rule reports it as missing too.
         cast("dict[str, Any]", find(domain, parent))[key] = 1 if path == POOL_COUNT else None
     return {**spec, "domain": domain}
 

@@ -58,7 +58,7 @@ class StubDecider:
 
 
 class Edge:
-    """The application, with everything it writes kept."""
+    """The webhook's application, and a record of its log lines and metrics."""
 
     def __init__(self, decider: Decisions | None = None) -> None:
         self.metrics = Metrics()

@@ -199,7 +199,7 @@ def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
 
 
 def wrong_counts(pod_claims: PodClaims, settings: Settings, remedy: str = REMOVE) -> Iterator[Cause]:
-    """Refuse counts that differ from what the claims take; they are the user's own, unless the remedy says otherwise."""
+    """Refuse requests of extended resources that differ from what the claims take; `remedy` says how to correct them."""
     for member, need, _ in miscounted(pod_claims, settings):
         given = shown(member.requests[need.resource])
         taken = f"{given} differs from the {need.amount} {need.unit} that"

@@ -1,4 +1,4 @@
-"""The CPUs of containers: where one starts when it is not known which it is, and which pools it uses."""
+"""The CPUs of containers: those on which a container starts while only its pod is known, and the pools that it uses."""
 
 from __future__ import annotations
 
