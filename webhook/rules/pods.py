@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +40,7 @@ from webhook.rules.mutate import plan_injection, wants_injection
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pinning.pods.budget import PoolUser
     from pinning.pods.claims import Claim, PodClaims
     from pinning.pods.types import Pod
     from webhook.config.settings import NodeShape, Settings
@@ -89,12 +90,14 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
         return Verdict()
     before, after = read_pod(old), read_pod(new)
     causes = few(added(_causes(before, settings), _causes(after, settings)))
-    warnings = added(_warnings(old, before, settings), _warnings(new, after, settings))
+    users = after.budget.staying(before.budget.users) if before.budget and after.budget else ()
+    running = _in_pool(after, users)
+    warnings = added(_warnings(old, before, settings), _warnings(new, running, settings))
     found = chain(
         warnings,
-        _first_limits(before, after),
-        recounted(before, after, settings),
-        edited_memory(before, after),
+        _first_limits(after, users),
+        recounted(before, running, settings),
+        edited_memory(before, running),
     )
     return Verdict(causes or few(_lost(old, new, before, after)), few(found))
 
@@ -272,11 +275,17 @@ def _without(part: str) -> str:
     )
 
 
-def _first_limits(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
+def _in_pool(pod_claims: PodClaims, users: Iterable[PoolUser]) -> PodClaims:
+    """Return the claims of a pod with these containers in its pool, where they stay, instead of on slices."""
+    names = [user.container for user in users]
+    if not names:
+        return pod_claims
+    return replace(pod_claims, claims=tuple([it for it in pod_claims.claims if it.container not in names]))
+
+
+def _first_limits(after: PodClaims, users: Iterable[PoolUser]) -> Iterator[Cause]:
     """Warn about containers of a pool that get their first CPU limit: a LimitRange fills one in at any resize."""
-    if not before.budget or not after.budget:
-        return
-    for user in after.budget.staying(before.budget.users):
+    for user in users:
         member, key = after.member_called(user.container), f"{CPU_MANAGER}/{CONTAINER_SCOPE}{user.container}"
         message = (
             f"container {member.called} had no CPU limit until now, and a LimitRange fills in one at any resize: it stays in"

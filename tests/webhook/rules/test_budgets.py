@@ -286,6 +286,28 @@ def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, war
 
 
 @table(
+    "words, limit",
+    {
+        "another sum of cores": (REQUIRE, 1),
+        "an empty pool": (ISOLATE, 4),
+        "a quota that is unset": ({**EXCLUSIVE, "shared-cpus.corepin.io/pod": "true"}, 1),
+    },
+)
+def test_a_first_cpu_limit_causes_no_other_warning(words: dict[str, str], limit: int) -> None:
+    """The container stays in the pool: nothing else is counted, the pool is not empty, and the limit is enforced."""
+    old = mutated(budgeted("a", 6, {"m": 2, "log": None, "web": None}, annotations=words), NODES)
+    new = copy.deepcopy(old)
+    resources = new["spec"]["containers"][1].setdefault("resources", {})
+    for kind in ("limits", "requests"):
+        resources.setdefault(kind, {})["cpu"] = str(limit)
+    verdict = review_changed_pod(old, new, load_settings(NODES))
+    assert not verdict.causes
+    assert [it.message.partition(",")[0] for it in verdict.warnings] == [
+        "container log had no CPU limit until now"
+    ]
+
+
+@table(
     "words, settings, budget, slice_, expected",
     {
         "of an empty pool": (ISOLATE, b"", 8, 6, ["0 cores for container log"]),
