@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import GATE_CONTAINER, LIMIT_RANGER
+from pinning.contract import FILLED_IN, GATE_CONTAINER, LIMIT_RANGER
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
+from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.observed import Owner
 from pinning.planning.plan import Plan, plan
 from pinning.planning.recover import recover
@@ -52,6 +53,32 @@ def end(node: World, name: str) -> None:
     for seen in node.live():
         if seen.owner == Owner("a", name):
             node.stop(seen.id)
+
+
+@pytest.mark.parametrize("word", ["", "none"])
+def test_a_container_that_is_excepted_stays_in_the_pool_after_a_downgrade(word: str) -> None:
+    """An earlier agent knows neither the record of filled in limits nor that a container came without one.
+
+    It makes slices of such containers, unless `none` excepts them before: docs/operator-guide.md, "Downgrade".
+    """
+    node, record = world(), {**EXCLUSIVE, FILLED_IN: "p"}
+    bare: dict[str, str | int | None] = {"m": 1, "p": 1, "log": None, "web": None}
+    put(node, budgeted("a", 5, bare, annotations=record), *bare)
+    node.run_all()
+    limited = {**bare, "log": 1}  # by a LimitRange at a resize
+    excepted = {f"cpu-manager.corepin.io/container.{name}": word for name in ("p", "log") if word}
+    for known in (record, {**record, **excepted}):
+        put(node, budgeted("a", 5, limited, annotations=known))
+        node.run_all()
+        assert (len(pool(node)), runs(node, "p"), runs(node, "log")) == (4, pool(node), pool(node))
+    saved = ledger_to_dict(node.ledger)
+    for user in saved["podPools"][0]["containers"]:
+        user.pop("bare", None)
+    node.ledger = ledger_from_dict(saved)
+    put(node, budgeted("a", 5, limited, annotations={**EXCLUSIVE, **excepted}))
+    node.run_all()
+    assert len(pool(node)) == (4 if word else 2)
+    assert [bool(node.holds("a", name)) for name in ("p", "log")] == [not word] * 2
 
 
 @pytest.mark.parametrize("ended", [(), ("l",), ("m", "l")])
