@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,12 @@ class Node:
         self.api.claims[name]["metadata"]["name"] = name
 
     def files(self) -> dict[str, Any]:
-        """Return the content of the CDI folder."""
-        return {path.name: json.loads(path.read_text()) for path in self.cdi.glob("*")}
+        """Return the content of the CDI folder, from which the driver's threads delete files."""
+        found = {}
+        for path in self.cdi.glob("*"):
+            with suppress(FileNotFoundError):
+                found[path.name] = json.loads(path.read_text())
+        return found
 
 
 def on(
