@@ -10,6 +10,7 @@ from agent.config import AgentConfig, ApiFlags
 from agent.kubelet.policy import read_kubelet_policy
 from pinning.contract import KubeletPolicy
 from pinning.errors import BadContract
+from pinning.planning.node_config import NodeConfig
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,21 @@ def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str,
     """The error names the flag to change."""
     with pytest.raises(BadContract, match=message):
         AgentConfig(node, tmp_path, runtime)
+
+
+@pytest.mark.parametrize(
+    ("irq", "config", "found"),
+    [
+        pytest.param(Path("/irq"), NodeConfig(quiet_workqueues=True), True, id="component and a part"),
+        pytest.param(Path("/irq"), NodeConfig(), False, id="component alone, which counts"),
+        pytest.param(None, NodeConfig(quiet_interrupts=True), False, id="no component"),
+    ],
+)
+def test_cpus_are_kept_quiet_with_component_and_configuration(
+    tmp_path: Path, irq: Path | None, config: NodeConfig, found: bool
+) -> None:
+    """Quotas and execs of containers under `quiet` depend on both."""
+    assert AgentConfig("n", tmp_path, config=config, irq=irq).keeps_quiet is found
 
 
 def test_kubelet_url_needs_a_token(tmp_path: Path) -> None:
