@@ -139,6 +139,22 @@ def test_machine_that_lost_its_timers_is_given_up(
 
 
 @pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("Oops: int3: 0000 [#1] PREEMPT SMP NOPTI", True),  # Linux 6.12
+        ("int3: 0000 [#1] PREEMPT SMP NOPTI", True),
+        ("Oops: general protection fault, probably for non-canonical address: 0000 [#1] SMP NOPTI", False),
+        ("Kernel panic - not syncing: Fatal exception in interrupt", False),
+    ],
+)
+def test_kernel_that_ends_at_its_own_breakpoint_is_noticed(
+    line: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated CPUs may come to one that was taken away: the machine is started again. Other panics are failures."""
+    assert run_guest(tmp_path, monkeypatch, 60.0, [line], "true").has_trapped() is is_one
+
+
+@pytest.mark.parametrize(
     "said",
     [["booted again"], [starved("g1"), starved("g2")], [LOCKED_UP.replace("939", "26")]],
     ids=["silent", "held up", "slow"],
