@@ -31,7 +31,7 @@ from pinning.errors import Cause
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.near_counts import MOST_KINDS, device_resources, near_resource
 from pinning.pods.quantity import parse_quantity, whole
-from pinning.pods.resources import Role, shown, states
+from pinning.pods.resources import COMPUTE, Role, shown, states
 from webhook.rules.injection import Counted
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ GROWN: Final = (
     f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
+_UNCOUNTED: Final = frozenset(COMPUTE)
 REMOVE: Final = "remove it, corepin sets it where it is counted"
 REMOVE_OR_REORDER: Final = (
     f"{REMOVE}; if the pod was sent without it, another webhook changed the pod after corepin had counted: rename one of the"
@@ -242,6 +243,9 @@ def _field(member: Member, need: Need) -> str:
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
     """Yield the containers for which the scheduler counts another amount than their claims take, with that amount."""
+    stated = {name for member in pod_claims.members for name in member.requests}
+    if stated <= _UNCOUNTED:  # most pods request no extended resource that corepin counts
+        return
     needs_of = partial(_needs, pod_claims, settings=settings)
     for container, needs in _by_container(pod_claims, needs_of).items():
         member = pod_claims.member_called(container)
