@@ -89,7 +89,7 @@ def wait_for_threads(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{count} of {MACHINES * THREADS} threads are there")
         time.sleep(1)
-    time.sleep(IDLE_SECONDS / 2)  # a sweep
+    time.sleep(IDLE_SECONDS / 2)  # one sweep of the agent passes
 
 
 def main() -> int:

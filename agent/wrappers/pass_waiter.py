@@ -124,7 +124,7 @@ class NodeView:
         }
 
     def reach(self, owner: Owner, use: PoolUse) -> CPUSet:
-        """Return the affinity of a container's tasks with strict threads, one of which requested a pool."""
+        """Return the CPUs of a container's tasks under strict threads, if one of its wrappers requests this pool."""
         held = self.state.ledger.of(owner)
         if held and held.is_exclusive:
             return held.cpus | (self._shared if asked(held) else EMPTY)

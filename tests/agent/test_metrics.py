@@ -56,5 +56,5 @@ def test_gauges_are_empty_before_the_first_pass() -> None:
 def test_a_container_on_all_cpus_that_it_may_use_has_not_drifted(
     container: ContainerState, found: CPUSet, states: list[str]
 ) -> None:
-    """Its cpuset has the pools that it may use too, and that of a sandbox the CPUs of its other containers."""
+    """A cpuset may include pools that the container uses, and in a sandbox the CPUs of the pod's other containers."""
     assert list(_states(replace(container, proof=Proof(found, "now")))) == states

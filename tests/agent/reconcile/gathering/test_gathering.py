@@ -95,7 +95,7 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
 
 
 def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
-    """Where the runtime asks for CPUs, the pass after the start of its container is the only one; else it is known before."""
+    """If the runtime asks the agent for CPUs, a plain pod causes one pass, after its container's start; otherwise a pass when it comes too."""
 
     def come(_: Agent) -> None:
         for uid, watch.holds in (("asked", True), ("not-asked", False)):

@@ -23,7 +23,7 @@ class FakeTasks:
     sets: list[tuple[int, str]] = field(default_factory=list)  # affinities that the agent set
 
     def split(self) -> KernelSplit:
-        """Return the split of tasks that uses these affinities."""
+        """Return the kernel's split of tasks, with these fake affinities."""
         affinities = Affinities(self.read, self.set, lambda _: True)
         return KernelSplit(self.of, self.node.cgroups, affinities)
 
