@@ -69,13 +69,14 @@ def asks(
 
 def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
     """Return the pod with those containers kept in its pool that run there and got their first CPU limit after their start."""
-    pool = ledger.pools.get(pod.uid) if pod.budget else None
-    if not pod.budget or not pool or not pool.claim.pool:
-        return pod
-    users = pod.budget.staying(pool.claim.pool.users)
+    budget = pod.budget
+    pool = ledger.pools.get(pod.uid) if budget else None
+    if not budget or not pool or not pool.claim.pool or pool.claim is budget.rest:
+        return pod  # mostly the last: the pool of the ledger is the one of this budget
+    users = budget.staying(pool.claim.pool.users)
     if not users:
         return pod
-    budget = pod.budget.with_users(users)
+    budget = budget.with_users(users)
     return replace(pod, claims=budget.claims, budget=budget)
 
 
