@@ -100,7 +100,7 @@ def test_wait_of_a_change_where_the_runtime_asks_first(
 
 
 def test_pod_with_a_runtime_class_is_not_plain() -> None:
-    """Its machine must be confined while it boots, before the runtime lists it."""
+    """Its virtual machine, if it starts one, must be confined while it boots, before the runtime lists it."""
     document = pod()
     document["spec"]["runtimeClassName"] = "kata"
     assert not is_plain(document, SeenPod.of(document))

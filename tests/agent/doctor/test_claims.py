@@ -29,7 +29,7 @@ def said(
 
 
 def test_good_node_has_one_line() -> None:
-    """It says what the scheduler sees."""
+    """The one line says how many CPUs for claims the scheduler sees."""
     message = "the scheduler sees 14 CPUs of this node, including those that claims hold"
     assert said(HERE) == [(Verdict.OK, message)]
 
@@ -40,7 +40,7 @@ def test_nothing_is_said_where_the_agent_is_no_driver() -> None:
 
 
 def test_observing_agent_serves_none() -> None:
-    """That is no problem to solve here."""
+    """An agent that only observes is no driver of claims, which is no problem to solve."""
     assert said(HERE, observes=True) == [(Verdict.OK, "none are served, because corepin only observes here")]
 
 

@@ -54,7 +54,7 @@ def test_what_the_policy_means(policy: str, verdict: Verdict, message: str) -> N
     ],
 )
 def test_nothing_is_said_without_need(facts: Facts) -> None:
-    """Where no devices can be on different nodes."""
+    """There is no finding if devices cannot be on different NUMA nodes."""
     assert not [check for check in examine(facts) if check.subject == SUBJECT]
 
 

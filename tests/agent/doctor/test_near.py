@@ -64,7 +64,7 @@ def test_numbers_are_listed_or_missed(
 def test_best_effort_is_advised_where_several_kinds_are_given_out(
     policy: str, counts: dict[str, str], advised: bool
 ) -> None:
-    """Only under the policy `none`: then each number is the least of more NUMA nodes."""
+    """The advice is given only under the policy `none`, because then each number is the minimum over several NUMA nodes."""
     [check] = near_checks(NearFacts(is_wanted=True, counts=counts), DeviceFacts(policy, {}), observes=False)
     assert ("best-effort" in check.remedy) is advised
 

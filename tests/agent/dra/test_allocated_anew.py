@@ -116,7 +116,7 @@ class AnewDuringRead:
 
 
 def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path) -> None:
-    """What was read is older than the grant: its CPUs are not given back."""
+    """The claim as it was read is older than the grant, so the CPUs of the grant are not given back."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)

@@ -52,7 +52,10 @@ def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> 
 
 
 def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
-    """Those beyond the limit are refused: without an answer the kubelet would take the whole call for broken."""
+    """Claims above the limit are refused.
+
+    Without an answer for each claim the kubelet would take the whole call for failed.
+    """
 
     async def use(node: Node) -> None:
         claims = [
@@ -74,7 +77,7 @@ def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uid", ["", "../x", "x\0y", "u" * 5000, "A" + uid_of("x")[1:]])
 def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> None:
-    """It never becomes part of a path; giving it back succeeds, because nothing of it is held."""
+    """Such a uid never becomes part of a path. Its Unprepare succeeds, because no CPUs are held for it."""
 
     async def use(node: Node) -> None:
         claim = dra.Claim(namespace="test", uid=uid, name="x")

@@ -208,7 +208,7 @@ def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> 
 def test_file_that_cannot_be_written_is_tried_again(
     tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the folder is full when the agent starts; the reason is logged once."""
+    """An agent that starts with a full folder tries again, and logs the reason once."""
     grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
     make_full(small)
 

@@ -56,7 +56,7 @@ def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
 
 
 def test_longest_wait_is_that_of_the_oldest_claim(tmp_path: Path) -> None:
-    """It ends with the claim's own wait, and not when another one waits."""
+    """The metric shows the wait of the oldest claim until that claim has CPUs, even if another one begins to wait."""
     node = Node(tmp_path)
     for now, waiting in ((0.0, {"a": ""}), (100.0, {"a": "", "b": ""}), (130.0, {"b": ""})):
         node.now = now

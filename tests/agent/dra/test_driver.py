@@ -103,7 +103,7 @@ def test_invalid_claim_is_refused_with_a_reason(tmp_path: Path, given: Any, text
 
 
 def test_refused_reads_and_invalid_uids_are_errors(tmp_path: Path) -> None:
-    """Neither is retried within the call."""
+    """Refused reads and invalid uids are not retried within the call."""
 
     async def use(node: Node) -> None:
         node.api.problem = Refused("403: forbidden")
@@ -134,7 +134,7 @@ def test_claim_waits_for_free_cpus(tmp_path: Path) -> None:
 
 
 def test_unprepared_claim_that_waits_is_not_prepared(tmp_path: Path) -> None:
-    """For a deleted pod the kubelet calls both at the same time."""
+    """For a deleted pod the kubelet calls Prepare and Unprepare at the same time."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -318,7 +318,7 @@ def test_claim_deleted_during_a_restart_is_released(tmp_path: Path) -> None:
 
 
 def test_claim_deallocated_during_a_restart_is_released(tmp_path: Path) -> None:
-    """Its pod is gone, and the scheduler has allocated it elsewhere, or not at all: no Unprepare comes any more."""
+    """Its pod was deleted and its allocation changed during the restart, so that the kubelet calls no Unprepare."""
 
     async def use(node: Node) -> None:
         for name in ("x", "y", "z"):
@@ -352,7 +352,7 @@ def test_claim_of_thirty_two_results_has_a_device_for_each(tmp_path: Path) -> No
 
 
 def test_largest_claim_is_read_from_its_file(tmp_path: Path) -> None:
-    """It has the most results, names of the greatest length, and every other CPU of the largest machine."""
+    """The largest claim has the most results, the longest names, and every other CPU of the largest machine."""
     names = [f"{at:02}".ljust(63, "r") for at in range(32)]
     parts = tuple(ClaimPart(name, "d" * 63, "s" * 36, MOST_CPUS // 64) for name in names)
     kept = tuple(CPUSet(range(at * 2, MOST_CPUS, 64)) for at in range(32))

@@ -36,7 +36,7 @@ def grants(**prepared: bool) -> Mapping[str, Any]:
 
 
 def test_first_try_is_two_seconds_after_the_claim_has_cpus() -> None:
-    """In that time the kubelet asks by itself for the claims of a new pod."""
+    """Within two seconds the kubelet usually calls Prepare for the claims of a new pod by itself."""
     world = World()
     world.wakes.passed(grants(a=False))
     world.now = 101.9
@@ -75,7 +75,7 @@ def test_pods_that_came_before_the_registration_are_tried_at_once() -> None:
 
 
 def test_restarted_kubelet_is_reminded_from_the_beginning() -> None:
-    """It knows nothing of earlier tries."""
+    """A restarted kubelet has not seen the earlier tries, so their number begins at 0."""
     world = World()
     world.wakes.passed(grants(a=False))
     for world.now in (102.0, 104.0, 108.0):

@@ -340,7 +340,7 @@ def _is_reset(raw: Raw) -> bool:
     ids=["HTTP/1", "nothing sensible", "broken settings", "data without a request"],
 )
 def test_invalid_http2_ends_its_own_connection(tmp_path: Path, sent: bytes) -> None:
-    """The next connection is served."""
+    """After invalid HTTP/2 on one connection the next connection is served."""
 
     async def use(path: Path, _: Service) -> None:
         reader, writer = await asyncio.open_unix_connection(path)

@@ -82,7 +82,7 @@ def test_a_parent_has_the_cpus_of_its_children_at_every_moment(
 
 
 def test_other_cpus_begin_the_move_again(one: Path) -> None:
-    """What was moved before counts as all CPUs of the container, and what it chose itself stays a choice."""
+    """A child with the CPUs of the earlier move follows, and one that chose CPUs itself keeps its choice."""
     for number in range(12):
         make_cgroup(one / f"{number:02}", 1, "0-5")
     make_cgroup(one / "99", 1, "4-5")

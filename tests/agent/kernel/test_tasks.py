@@ -116,7 +116,7 @@ def crowd(folder: Path, first: int, children: int, nested: int = 0) -> KernelTas
 def test_look_at_a_container_of_many_cgroups_is_bounded(
     tmp_path: Path, nested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may make as many as it likes where it may write its cgroup: of 50,000 a look took 1.0 to 1.4 s of CPU time."""
+    """A container may make any number of child cgroups: reading the tasks of 50,000 took 1.0 to 1.4 s of CPU time."""
     tasks = crowd(tmp_path / "one", os.getpid(), 2 if nested else 2 * MOST_CGROUPS, nested)
     reads: list[object] = []
 
@@ -134,7 +134,10 @@ def test_look_at_a_container_of_many_cgroups_is_bounded(
 
 
 def test_container_whose_processes_are_in_cgroups_that_are_not_read_has_begun(tmp_path: Path) -> None:
-    """Its age is not known: `created` and without an unpinned time would be a proof of what was not seen."""
+    """The age of such a container is not known.
+
+    If it counted as created and without unpinned time, the proof would claim what was not read.
+    """
     folder = tmp_path / "one"
     tasks = crowd(folder, os.getpid(), MOST_CGROUPS)
     for procs in folder.rglob("cgroup.procs"):

@@ -270,7 +270,7 @@ def test_required_devices_without_a_kubelet_are_refused(node: FakeNode) -> None:
 
 
 def test_pool_that_requires_devices_without_a_kubelet_is_refused(node: FakeNode) -> None:
-    """Its pod has a budget, and no container with CPUs of its own."""
+    """The pod of this pool has a budget, and no container with CPUs of its own."""
     node.devices = NoDevices()
     node.new_agent()
     words = {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}

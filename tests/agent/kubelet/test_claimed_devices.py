@@ -262,7 +262,7 @@ def test_failed_lists_are_retried_seldom(
 
 @pytest.mark.parametrize("name", ["a,spec.nodeName=other", "A", "", "x" * 64, "a=b"])
 def test_a_name_that_no_driver_has_causes_no_call(name: str) -> None:
-    """It would change the selector; its devices have no node."""
+    """An invalid driver name would change the field selector, so nothing is requested, and the devices have no NUMA node."""
 
     async def scenario(server: Server, devices: ClaimedDevices, _: Callable[[], Awaitable[None]]) -> None:
         assert devices.nodes_of(GPU._replace(driver=name)) == EMPTY

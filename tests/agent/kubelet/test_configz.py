@@ -123,7 +123,7 @@ def test_strict_cpu_reservation_is_read(word: str | None, is_strict: bool) -> No
 
 
 def test_the_topology_managers_policy_is_read() -> None:
-    """As the kubelet has it, shortened; empty where it says none."""
+    """The policy is read as the kubelet writes it, truncated; it is empty if the kubelet names none."""
     configz = document(topologyManagerPolicy="best-effort")
     assert read_configz(configz, FLAT).topology_manager == "best-effort"
     assert read_configz(document(), FLAT).topology_manager == ""

@@ -146,7 +146,7 @@ def test_claimed_devices_are_read_after_those_of_plugins() -> None:
 
 
 def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
-    """It is a device of its driver, with its PCI address; the driver of CPUs has no devices."""
+    """The device is listed under the name of its driver, with its PCI address; CPUs from a driver of CPUs are no devices."""
 
     async def scenario(scene: Scene) -> None:
         scene.slices.addresses[GPU] = "0000:41:00.0"
@@ -259,7 +259,7 @@ def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[
 
 
 def test_device_policy_none_causes_no_call_for_claims() -> None:
-    """Where devices do not matter the kubelet is not asked."""
+    """With `device-policy: none` the kubelet is not asked for the devices of claims."""
 
     async def scenario(scene: Scene) -> None:
         scene.see(pod("gpu", word="none"))

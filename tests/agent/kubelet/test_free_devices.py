@@ -255,7 +255,10 @@ def asked(
 
 
 def test_allocatable_devices_less_given_ones(tmp_path: Path) -> None:
-    """By two calls; a device of several nodes may come as several entries, and unknown nodes are left out."""
+    """Free devices come from two calls of the kubelet.
+
+    A device of several NUMA nodes may have several entries, and unknown nodes are left out.
+    """
     there = [
         entry(GPU, "x", 1),
         entry(GPU, "y", 0),
@@ -268,7 +271,7 @@ def test_allocatable_devices_less_given_ones(tmp_path: Path) -> None:
 
 
 def test_the_kubelets_rate_limit_is_not_final(tmp_path: Path) -> None:
-    """It is for all clients together."""
+    """The kubelet's rate limit is shared by all clients, so a refused call is retried."""
     with pytest.raises(Unavailable, match="rate limit"):
         asked(tmp_path, [], error=True)
 

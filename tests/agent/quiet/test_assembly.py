@@ -98,7 +98,10 @@ async def shown_round(quieting: Quieting) -> None:
 
 @pytest.mark.parametrize("is_managed", [True, False])
 def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_managed: bool) -> None:
-    """With `quiet.irqbalance: ignore` interrupts are moved; else not beside one that does not answer."""
+    """With `quiet.irqbalance: ignore` interrupts are moved.
+
+    Otherwise they are not moved beside an irqbalance that does not answer.
+    """
     for folder in ("irq/40", "run", "proc", "sys/devices/system/cpu"):
         (tmp_path / folder).mkdir(parents=True)
     affinity = tmp_path / "irq/40/smp_affinity_list"

@@ -229,7 +229,10 @@ def test_existing_ban_is_not_sent(beside: Beside) -> None:
 
 
 def test_list_that_irqbalance_would_cut_is_not_sent(beside: Beside) -> None:
-    """It would ban what the cut number says, and show a list that looks like another program's; a shorter one is sent."""
+    """Irqbalance would ban the CPUs of the truncated list, and show a list that looks like that of another program.
+
+    A shorter list is sent.
+    """
     scattered = ",".join(map(str, range(1, 400, 3)))
     beside.ask("4")
     assert beside.ask(scattered).reason == (
@@ -295,7 +298,7 @@ def test_irqbalance_without_a_socket_is_an_error_with_its_setting(beside: Beside
 
 
 def test_unavailable_irqbalance_is_asked_once_a_minute(beside: Beside) -> None:
-    """Each request may take twelve seconds."""
+    """Each request to an irqbalance that does not answer may take twelve seconds, so it is sent once a minute."""
     beside.daemon.silence = "no answer in time"
     assert beside.ask("4").reason == "irqbalance runs and cannot be asked: no answer in time"
     beside.daemon.silence = ""
@@ -328,7 +331,7 @@ def test_third_replaced_ban_is_a_conflict(beside: Beside) -> None:
 
 
 def test_irqbalance_of_the_operator_is_not_banned(tmp_path: Path) -> None:
-    """An earlier ban is removed."""
+    """If the operator configures irqbalance, an earlier agent's ban is removed and no other one is sent."""
     beside = Beside(tmp_path)
     beside.ask("4")
     beside.is_managed = False

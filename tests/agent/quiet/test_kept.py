@@ -92,7 +92,7 @@ ORIGINALS = {DEFAULT: "0-7", "24": "0-7", "25": "0-7", "26": "4", "27": "0-1"}
 
 
 def test_a_named_interrupt_stays_and_all_others_leave(scene: Scene) -> None:
-    """It loses other quiet CPUs, and gets none."""
+    """The named interrupt loses other quiet CPUs and gets no further CPUs."""
     result = scene.round("4-6", keep("4-5", "eth1*"))
     assert scene.shown() == {DEFAULT: "0-3,7", "24": "0-3,7", "25": "0-5,7", "26": "4", "27": "0-1"}
     names = ("25 (eth1-rx-0)", "26 (eth1-rx-1)")
@@ -103,7 +103,7 @@ def test_a_named_interrupt_stays_and_all_others_leave(scene: Scene) -> None:
 
 
 def test_interrupts_of_devices_fire_on_the_cpus_of_their_container(scene: Scene) -> None:
-    """They move there, and back when the container ends; a new agent goes on."""
+    """Interrupts of the container's devices move to its CPUs, and back when it ends; a new agent continues that."""
     result = scene.round("4-5", keep("4-5", devices=(NIC,)))
     at_home = {DEFAULT: "0-3,6-7", "24": "0-3,6-7", "25": "4-5", "26": "0-3,6-7", "27": "4-5"}
     assert scene.shown() == at_home
@@ -151,7 +151,7 @@ def test_irqbalance_goes_on_with_interrupts_that_a_glob_matches_elsewhere(scene:
 
 
 def test_containers_take_turns_in_irqbalances_list_and_devices_come_first(scene: Scene) -> None:
-    """It has no room for all, and the globs of a container must not take that of another one."""
+    """Irqbalance's list has no room for all interrupts, and the globs of one container must not take the room of another one."""
     for number in range(1000, 1300):
         scene.kernel.affinities[str(number)], scene.kernel.names[str(number)] = cpus("4-7"), "disk"
     scene.kernel.devices[NIC.address] = tuple(map(str, range(1250, 1260)))
@@ -290,7 +290,7 @@ def test_a_restarted_agent_tries_a_refused_home_once(scene: Scene) -> None:
 
 
 def test_moving_a_device_away_from_home_is_foreign(scene: Scene) -> None:
-    """As any other write against a policy, it is corrected twice."""
+    """Moving such an interrupt away is a foreign write: it is corrected twice, as any other."""
     held = keep("4-5", devices=(NIC,))
     result = scene.round("4-5", held)
     for _ in range(4):  # irqbalance acts by its list
@@ -309,7 +309,7 @@ def test_nothing_stays_where_nothing_is_moved(scene: Scene) -> None:
 
 
 def test_reset_takes_kept_interrupts_from_irqbalances_list(scene: Scene) -> None:
-    """A killed agent's record is enough."""
+    """The reset needs only the record of the killed agent."""
     scene.round("4-5", keep("4-5", devices=(NIC,)))
     scene.start()
     assert scene.keeper.restore()
@@ -349,7 +349,7 @@ def beside(tmp_path: Path) -> Beside:
 
 
 def test_a_list_that_irqbalance_has_is_asked_for_once_a_minute(beside: Beside) -> None:
-    """Another set is sent at once."""
+    """A list with other interrupts is sent at once."""
     assert [beside.leave("25"), beside.leave("25", seconds=1.0), beside.leave("25")] == ["", "", ""]
     beside.daemon.alone = frozenset()
     assert beside.leave("25", seconds=1.0) == ""
@@ -359,7 +359,7 @@ def test_a_list_that_irqbalance_has_is_asked_for_once_a_minute(beside: Beside) -
 
 
 def test_a_list_of_the_operator_needs_nothing(beside: Beside) -> None:
-    """What was there before stays there."""
+    """Interrupts that the operator had listed before stay in the list."""
     beside.daemon.alone = frozenset({25})
     assert (beside.leave("25"), beside.ban.has_added) == ("", False)
     assert (beside.leave(), beside.daemon.lists) == ("", [])
@@ -399,7 +399,7 @@ def test_a_running_irqbalance_without_its_socket_keeps_its_record(beside: Beside
 
 
 def test_a_program_that_replaces_the_list_is_a_conflict(beside: Beside) -> None:
-    """It is corrected twice."""
+    """The list is corrected twice before the conflict is reported."""
     reasons = []
     for _ in range(5):
         reasons.append(beside.leave("25"))
@@ -427,7 +427,7 @@ def test_irqbalance_of_the_operator_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_reason_of_an_irqbalance_that_does_not_answer_is_reported(beside: Beside) -> None:
-    """It may move kept interrupts."""
+    """An irqbalance that does not answer may move kept interrupts, so the reason is reported."""
     beside.daemon.silence = "no answer in time"
     assert beside.leave("25") == "irqbalance may move them: no answer in time"
 

@@ -69,7 +69,7 @@ def test_long_silence_is_reported_once_in_ten_minutes(beside: Beside) -> None:
 
 
 def test_silence_about_more_than_was_answered_is_reported(beside: Beside) -> None:
-    """What was not in the list may be used; fewer are in it."""
+    """CPUs that were not in the answered list may be used by irqbalance; a subset of the list is banned."""
     assert beside.ask(4, silence=LATE) == ""
     assert LATE in beside.ask(4, 5, 6, silence=LATE)
     assert beside.ask(4, 5, 6) == ""

@@ -121,7 +121,7 @@ def test_reused_number_gets_only_what_the_default_lost(node: Node, affinity: str
 
 
 def test_affinity_of_a_later_driver_that_chose_its_cpus_stays(node: Node) -> None:
-    """It never had the quiet CPUs, though its CPUs are among those of the default."""
+    """The driver chose CPUs that are part of the default affinity, so the interrupt never had the quiet CPUs."""
     node.round("4-5")
     node.kernel.request("40", "mlx5")
     node.kernel.affinities["40"] = cpus("2")
@@ -196,7 +196,7 @@ def test_interrupt_requested_again_keeps_what_its_driver_chose(node: Node) -> No
 
 
 def test_interrupt_requested_again_is_neither_a_conflict_nor_fixed(node: Node) -> None:
-    """What was seen of the freed one says nothing about it."""
+    """The number was freed and requested again, so earlier findings about it are dropped."""
     node.kernel.managed.add("26")
     node.round("4-5")
     node.kernel.managed.clear()

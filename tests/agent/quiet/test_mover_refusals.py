@@ -46,7 +46,7 @@ def test_managed_interrupt_that_has_no_action_is_not_reported(node: Node, fixed:
 
 
 def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -> None:
-    """What the kernel refused holds for that driver's interrupt alone."""
+    """The refusal of the kernel was about the interrupt of the earlier driver alone."""
     node.kernel.managed.add("26")
     node.round("4-5")
     node.kernel.managed.clear()
@@ -56,7 +56,7 @@ def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -
 
 
 def test_refused_default_affinity_is_never_managed(node: Node) -> None:
-    """It is no interrupt, so the refusal is reported as a failure."""
+    """The default affinity is no interrupt, so a refused write is reported as a failure."""
     node.kernel.managed.add(DEFAULT)
     moved = node.round("4-5")
     assert (moved.managed, moved.failed) == ((), ("default: EIO",))
@@ -64,7 +64,7 @@ def test_refused_default_affinity_is_never_managed(node: Node) -> None:
 
 @pytest.mark.parametrize("number", ["25", DEFAULT])
 def test_restore_that_is_refused_as_managed_keeps_its_record(node: Node, number: str) -> None:
-    """It was moved before, so the kernel lets it be moved, and its original must not be lost."""
+    """The interrupt was moved before, so the kernel alone does not place it, and its original must not be lost."""
     node.round("4-5")
     node.start()
     node.kernel.managed.add(number)
@@ -241,7 +241,7 @@ def test_garbled_affinity_is_reported(node: Node, monkeypatch: pytest.MonkeyPatc
 
 
 def test_freed_interrupt_is_named_by_its_number(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was freed after the decision about it, and has no actions any more."""
+    """The interrupt was freed after the decision about it, so that it has no actions by which to name it."""
     node.kernel.read_only.add("26")
     asked: list[str] = []
 

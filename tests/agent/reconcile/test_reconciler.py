@@ -27,7 +27,7 @@ def test_running_containers_are_written_in_the_cgroup_before_the_record(node: Fa
 
 
 def test_observed_containers_name_the_sandbox_of_their_pod(node: FakeNode) -> None:
-    """By it the planner sees that a whole pod started again; it is no virtual machine's."""
+    """By the sandbox's id the planner notices that the whole pod started again; the sandbox is no virtual machine."""
     number = node.start("a")
     node.containers[number] = replace(node.containers[number], pod_sandbox="s1")
     observed = node.runner.run(node.agent.reconciler.observer.observe())

@@ -61,7 +61,7 @@ def later(boot: str = BOOT) -> bytes:
 def test_file_that_cannot_be_used_is_kept(
     path: Path, text: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has the only originals there are, so nothing is saved over it; the error is logged once, with the remedy."""
+    """The file has the only copy of the originals, so it is not overwritten; the error is logged once, with the remedy."""
     path.write_bytes(text)
     saved = checked(path)
     assert reason in saved.problem
@@ -102,7 +102,7 @@ def test_unreadable_file_is_read_again(path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("text", [later("other"), later("other")[:40]])
 def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> None:
-    """Its values have been reset; a file that is cut names its boot too."""
+    """The values of another boot have been reset by the kernel; a truncated file still names its boot."""
     path.write_bytes(text)
     saved = checked(path)
     assert saved.problem == ""
@@ -112,7 +112,7 @@ def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> No
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 512, b'{"version": 1, "boo'])
 def test_file_that_a_power_failure_emptied_is_dropped(path: Path, text: bytes) -> None:
-    """It names no boot, and was written before this one: the values have been reset."""
+    """An empty file names no boot, and was written before this boot, so the kernel has reset the values."""
     path.write_bytes(text)
     assert checked(path).problem
     os.utime(path, (0, 0))
@@ -149,7 +149,7 @@ def test_record_is_taken_over_until_it_is_dropped(path: Path) -> None:
 
 
 def test_record_that_cannot_be_read_may_be_left(path: Path) -> None:
-    """It counts as left and is read later, and a record that is not saved does not count."""
+    """A record that cannot be read counts as one to restore and is read later; a record that was not saved does not."""
     path.write_bytes(b'{"version": 1, "bootID": "4f2c", "originals": {"count": "many"}}')
     record = value(path)
     for attempt in (record.read, lambda: record.save(1)):

@@ -33,7 +33,7 @@ def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
 
 
 def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
-    """Its state has the reason until it has fewer, also of one whose tasks were counted before."""
+    """The container's state has the reason until it has fewer cgroups, even if its tasks were counted before."""
     owner, _ = pinned_pair(node)
     sweep(node)
     assert "proven" in states(container(node.run(), "a"))

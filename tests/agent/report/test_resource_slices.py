@@ -132,7 +132,7 @@ def reporting(api: Filling, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would be written once a second for ever; what another writer changes is still put back."""
+    """Otherwise the slice would be written once a second for ever. Changes by another writer are still corrected."""
     api = Filling()
     report = reporting(api, monkeypatch)
 
@@ -154,7 +154,7 @@ def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
 
 
 def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the uid of the deleted Node as its owner the slice would be deleted again for ever."""
+    """The slice names the new Node as its owner: with the uid of the deleted Node it would be deleted again and again."""
     api = Filling()
     report = reporting(api, monkeypatch)
 

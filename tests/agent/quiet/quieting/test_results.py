@@ -68,7 +68,7 @@ def test_changed_quiet_cpus_start_a_round() -> None:
 def test_crios_annotation_counts_where_the_runtime_is_known_and_another(
     runtime: str, found: str | None
 ) -> None:
-    """Where it may be CRI-O its own hooks move interrupts, and two programs must not."""
+    """Under CRI-O its own hooks move interrupts, and two programs must not move the same ones."""
     irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
     state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime=runtime)
     assert quiet_of(Scene().quieting.add(state)) == found
@@ -87,7 +87,7 @@ def test_crios_annotation_is_about_interrupts_alone() -> None:
 
 
 def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
-    """Of one with CRI-O's annotation only interrupts count; one that asks for all waits for the parts too."""
+    """With CRI-O's annotation only interrupts must be kept off; with `noise-policy: quiet` the other parts too."""
     irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
     annotated = replace(
         state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2"
@@ -262,7 +262,7 @@ def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> 
 
 
 def test_policies_of_containers_that_are_not_quiet_reach_no_keeper() -> None:
-    """Where the operator has switched interrupts off, none does."""
+    """If the operator has switched off the moving of interrupts, no policy reaches the keeper."""
     loud = bound("web", container("main", 1), annotations={**ISOLATE, "irq-policy.corepin.io/pod": "eth1"})
 
     async def scenario(scene: Scene) -> None:

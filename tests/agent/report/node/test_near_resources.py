@@ -83,7 +83,7 @@ def test_what_is_published(pods: list[int], on: int, kinds: Any, expected: dict[
 
 
 def test_annotation_has_what_is_free_and_what_is_published() -> None:
-    """Of a few resources by name, with the number of the others; nothing while the agent only observes."""
+    """The annotation names a few resources, and the number of the others; it names none while the agent only observes."""
     pod = gpu_pod("a", 3)
     kinds: Any = {**BOTH, **{f"x.example/{at:04}": {CPUSet([1]): 1} for at in range(MOST_NEAR_SHOWN)}}
     desired = desired_node(node_with(pod, kinds=kinds), [pod], ON)
@@ -111,13 +111,13 @@ def test_names_are_those_of_the_kubelet() -> None:
 
 
 def test_two_resources_of_one_name_are_the_least_of_both() -> None:
-    """So that either has as many."""
+    """With the minimum of both numbers, either resource has at least as many."""
     kinds = {"a.b/c.d": {CPUSet([1]): 1}, "a.b.c/d": {CPUSet([0]): 1}}
     assert near(node_with(kinds=kinds)) == {"near.corepin.io/a.b.c.d": 2}
 
 
 def test_few_resources_are_published() -> None:
-    """Of a thousand the first ones by name."""
+    """Of a thousand resources only the first ones by name are published."""
     kinds = {f"x.example/{at:04}": {CPUSet([1]): 1} for at in range(1000)}
     found = near(node_with(kinds=kinds))
     assert len(found) == MOST_NEAR
@@ -125,7 +125,7 @@ def test_few_resources_are_published() -> None:
 
 
 def test_while_the_agent_observes_nothing_is_offered() -> None:
-    """Only what bound pods claim, and never more than before."""
+    """Only the CPUs that bound pods claim are published, and never more than before."""
     pod = gpu_pod("a", 3)
     state = node_with(pod, config=NodeConfig(observe=True))
     assert near(state, pod) == {NEAR_GPU: 3}
@@ -141,7 +141,7 @@ def test_without_the_option_nothing_is_published() -> None:
 
 @pytest.mark.parametrize("options", [ON, NodeOptions()], ids=["on", "off"])
 def test_numbers_of_devices_that_are_gone_are_removed(options: NodeOptions) -> None:
-    """Those of a plugin that was removed, and all of them without the option."""
+    """The numbers for a removed plugin are removed, and without the option all of them."""
     present = {"cpu": "8", NEAR_NIC: "4", NEAR_GPU: "9"}
     node = Node(NodeMeta(name="node-1"), status=NodeStatus(present, {**present, "near.corepin.io/x": "1"}))
     desired = desired_node(node_with(), [], options)
@@ -154,7 +154,7 @@ def test_numbers_of_devices_that_are_gone_are_removed(options: NodeOptions) -> N
 
 
 def test_a_reset_removes_them() -> None:
-    """With all other resources of ours, and none of another program."""
+    """A reset removes them with all other resources of corepin, and no resource of another program."""
     present = {"cpu": "8", NEAR_NIC: "4", "near.example/x": "1"}
     node = Node(NodeMeta(name="node-1"), status=NodeStatus(present, present))
     status = (differences(node, cleared(ON), NOW).status or {})["status"]
