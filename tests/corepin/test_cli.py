@@ -100,7 +100,7 @@ def test_empty_socket_is_named(verb: str, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("verb", ["validate", "inject", "plan", "map", "why", "doctor"])
 def test_help_states_the_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Scripts need them."""
+    """The help of each verb states its exit codes, because scripts need them."""
     with pytest.raises(SystemExit, match="0"):
         build_parser(VERBS).parse_args([verb, "--help"])
     assert "exit code: 0" in " ".join(capsys.readouterr().out.lower().split())

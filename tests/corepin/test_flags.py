@@ -64,7 +64,7 @@ def test_where_others_listen_is_a_whole_address(text: str) -> None:
 def test_empty_name_of_a_node_is_no_missing_flag(
     command: Callable[[list[str]], int], verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is what an unset variable of a shell leaves."""
+    """An empty name is refused, because an unset shell variable gives one."""
     with pytest.raises(SystemExit, match="2"):
         command([verb, "--node", ""])
     assert "--node: it is empty: write a name, or leave the flag out" in capsys.readouterr().err

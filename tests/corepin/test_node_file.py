@@ -16,7 +16,7 @@ POD = '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"
 
 
 def test_file_is_read(tmp_path: Path) -> None:
-    """It is YAML; an empty one is all defaults."""
+    """The node's file is YAML; an empty file means all defaults."""
     path = tmp_path / "config.yaml"
     path.write_text('reserved: "0,4"\nquota: unset\n')
     assert read_node_file(str(path)).reserved == CPUSet.parse("0,4")

@@ -177,7 +177,7 @@ def test_a_head_request_is_no_viewer() -> None:
 
 
 def test_answers_are_small_json() -> None:
-    """What is written is what is read again."""
+    """The answer about a node is JSON with the node's name."""
     assert json.loads(ask("/api/nodes/n1").content)["name"] == "n1"
 
 

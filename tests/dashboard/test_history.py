@@ -99,7 +99,7 @@ def test_a_pod_that_did_not_change_says_nothing() -> None:
 
 
 def test_refusal_of_a_whole_pod_names_the_pod() -> None:
-    """Its annotations cannot be read: no container is to blame."""
+    """If the annotations of a pod cannot be read, the refusal is about the pod and names no container."""
     document = pod("web", {"main": container("1")})
     status = '{"containers": {}, "refusal": {"reason": "BadPolicy", "message": "no such word"}}'
     document["metadata"]["annotations"]["status.corepin.io/cpus"] = status

@@ -38,7 +38,7 @@ def test_events_of_another_pod_of_the_name_tell_nothing() -> None:
 
 
 def test_newest_event_tells_in_whatever_order_they_are_listed() -> None:
-    """Of events without the uid of their pod the newest counts; lists are in the order of names."""
+    """Among events without the uid of their pod the newest one decides, whatever their order in a list."""
     assert home(seen("new", time=LATE), seen("old", time=EARLY)) == "new"
     assert home(seen("old", time=EARLY), seen("new", time=LATE)) == "new"
     assert home(seen("")) is None
@@ -53,7 +53,7 @@ def test_home_outlives_its_events_and_not_its_pod() -> None:
 
 
 def test_owners_that_a_dead_node_keeps_do_not_claim_the_pod() -> None:
-    """Of two nodes that publish an owner of a name, the pod is on the one that its own events name."""
+    """If two nodes publish an owner with the same name, the pod is on the node that its events name."""
     sets = pools(MACHINE, {"default/web-0/main": owner("1")})
     nodes = [node("a", MACHINE, sets), node("b", MACHINE, sets), node("c")]
     for there in "ab":

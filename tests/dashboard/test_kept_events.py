@@ -40,7 +40,7 @@ def test_newest_of_a_node_are_kept() -> None:
 
 
 def test_there_is_a_limit_for_all_nodes_together() -> None:
-    """Of equal nodes each keeps as many."""
+    """Nodes with equally many events keep equally many."""
     many = [told(f"n{node}", second) for node in range(100) for second in range(PER_NODE // 5)]
     kept = newest(numbered(*many))
     assert set(nodes_of(kept).values()) == {IN_ALL // 100}

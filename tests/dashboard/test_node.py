@@ -45,7 +45,7 @@ def cells(page: NodePage) -> Iterator[Cell]:
     ids=["grid", "512", "hybrid", "smt4", "offline"],
 )
 def test_every_cpu_is_drawn_once(topology: Topology) -> None:
-    """In its socket, NUMA node, cache and core, whatever the machine is like."""
+    """Every CPU of any machine is drawn once, in its socket, NUMA node, cache and core."""
     page = shown(cluster(node("n", topology)))
     drawn = [cell.cpu for cell in cells(page)]
     assert sorted(drawn) == list(topology.cpus)
@@ -112,7 +112,7 @@ def test_numa_nodes_bear_the_devices_of_their_owners() -> None:
 
 
 def test_free_cpus_beside_devices_are_shown() -> None:
-    """Where the agent counts them, with the number that schedulers count."""
+    """If the agent counts free CPUs beside devices, they are shown with the number that schedulers use."""
     near = {"near.corepin.io/nvidia.com.gpu": {"free": 6, "published": 40}}
     sets = pools(MACHINE, nearCPUs=near, moreNearCPUs=2)
     wanted = (
@@ -123,7 +123,7 @@ def test_free_cpus_beside_devices_are_shown() -> None:
 
 
 def test_noise_stands_beside_the_cpus() -> None:
-    """What disturbs a container more than the operator allows, since when; a kind of a later agent too."""
+    """The page shows which noise is above the operator's limit and since when, also a kind that only a later agent knows."""
     for kind, words in (("softirqs", "softirqs"), ("cosmicRays", "cosmicRays")):
         main = container("1,17", noise={"kind": kind, "since": "2026-11-22T10:00:00Z"})
         owners = {"default/web/main": owner("1,17")}
@@ -133,7 +133,7 @@ def test_noise_stands_beside_the_cpus() -> None:
 
 
 def test_legend_has_every_owner_and_every_sign() -> None:
-    """With CPUs, policy, since when and how far it is proven."""
+    """Each owner has its CPUs, its policy, the time of its proof and the state of it."""
     owners = {"default/web/main": owner("1,17", smt="require")}
     page = shown(
         cluster(
@@ -174,7 +174,7 @@ def test_threads_of_machines_are_where_they_run() -> None:
 
 
 def test_many_vcpus_on_few_cpus_are_counted() -> None:
-    """Where vCPUs share CPUs no number fits into a cell."""
+    """If several vCPUs share a CPU, its cell shows `v` without a number, and its text names three of them and counts the others."""
     vm = {"kind": "kata", "vcpus": ["1-2"] * 6, "oneToOne": False, "emulator": "nonsense"}
     owners = {"vms/a/main": owner("1-2")}
     known = cluster(

@@ -56,7 +56,7 @@ def test_nodes_with_problems_are_first(known: Cluster) -> None:
 
 
 def test_node_says_how_many_claims_the_scheduler_does_not_count() -> None:
-    """Only those that hold CPUs count; a refused one waits."""
+    """Only claims that hold CPUs are counted; a refused claim is listed as waiting."""
     said = {"uncounted": "it requests 0 corepin.io/isolated-cores"}
     known = cluster(
         node("n", MACHINE, pools(MACHINE, {"default/web/main": owner("1"), "default/web/side": owner("2")})),
@@ -102,12 +102,12 @@ def test_sums_are_those_of_the_rows(known: Cluster) -> None:
 def test_filter_leaves_the_nodes_that_have_such_containers(
     known: Cluster, wanted: Filter, names: list[str]
 ) -> None:
-    """By names of nodes, namespaces, pods and policies, together."""
+    """The filter combines the name of a node, a namespace, a pod and a policy."""
     assert [row.name for row in overview(known, wanted).rows] == names
 
 
 def test_matching_containers_are_counted(known: Cluster) -> None:
-    """Those that hold CPUs, and pods that wait for some."""
+    """The number includes containers that hold CPUs, and pods that wait for CPUs."""
     assert [row.matches for row in overview(known, Filter(namespace="default")).rows] == [1, 1, 1, 1]
 
 

@@ -88,14 +88,14 @@ def test_pod_says_why(said: Document, words: str) -> None:
     ],
 )
 def test_pod_says_how_far_it_is_proven(change: Document, proof: str, health: str) -> None:
-    """What was read back from the kernel, by which path, and what stands against it."""
+    """The page shows the CPUs read back from the kernel, how they were set, and what contradicts them."""
     (card,) = shown(cluster(HOME, pod("web", {"main": container("1,5", "require") | change}))).containers
     assert {fact.term: fact.text for fact in card.facts}["Proof"] == proof
     assert card.health == health
 
 
 def test_claims_of_a_container_are_shown() -> None:
-    """By name; one whose CPUs are of no claim has none."""
+    """Claims are shown by name; a container whose CPUs come from no claim has none."""
     said = container("1,5", "require") | {"origin": "dra", "claims": ["web-cpu", "web-more"]}
     (card,) = shown(cluster(HOME, pod("web", {"main": said}))).containers
     assert {fact.term: fact.text for fact in card.facts}["Claims"] == "web-cpu, web-more"
@@ -138,7 +138,7 @@ def test_pod_whose_words_cannot_be_read_says_so() -> None:
 
 
 def test_pod_of_which_nothing_is_said_yet() -> None:
-    """It asks, and no agent answered; or it holds CPUs, and its own annotation is not there yet."""
+    """Such a pod asks for CPUs and no agent has answered, or it holds CPUs and does not have its annotation yet."""
     asking = shown(cluster(pod("web", annotations={"qos.gocrane.io/cpu-manager": "exclusive"})))
     assert (asking.notes, asking.node) == ((NOTHING_SAID,), "")
     assert [(fact.term, fact.text) for fact in asking.asks] == [("qos.gocrane.io/cpu-manager", "exclusive")]
@@ -243,7 +243,7 @@ def test_list_has_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pool_of_a_pod_is_a_holder_of_its_own() -> None:
-    """It is proven by its containers, and says whose it is."""
+    """A pool is proven by the containers that run in it, and is listed with its pod."""
     held = {"default/web/(pool)": owner("2,6") | {"policy": "pod"}}
     known = cluster(
         node("n", MACHINE, pools(MACHINE, held)), pod("web", {"log": container("2,6") | {"policy": "pod"}})

@@ -69,7 +69,7 @@ def test_damaged_annotations_of_a_node_are_a_problem_and_no_failure(topology: st
 
 
 def test_pods_that_ask_for_nothing_are_not_kept() -> None:
-    """Of a cluster's pods those with our annotations alone stay in memory."""
+    """Only pods with corepin's annotations stay in memory."""
     assert (
         PodDecoder().decode(json.dumps(pod("other", annotations={"example.com/note": "x"})).encode()) is None
     )
@@ -83,7 +83,7 @@ def test_pods_that_ask_for_nothing_are_not_kept() -> None:
 
 
 def test_status_of_a_pod_is_read() -> None:
-    """Its containers with their proofs, its machine, and what is not known yet is left out."""
+    """The status has the containers with their proofs and the virtual machine; values that are not known yet are left out."""
     found = a_pod(pod("web", {"main": container("1,9", intruders=["x/y/z"], newer={"field": 1})}))
     assert found.status is not None
     main = found.status.containers["main"]

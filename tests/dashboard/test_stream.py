@@ -57,7 +57,7 @@ def the_node(known: Cluster) -> msgspec.Struct | None:
 
 
 def test_unchanged_rows_are_sent_as_positions() -> None:
-    """Of 500 nodes that are shown, the one that changed is sent; the others are where they were."""
+    """Of 500 rows only the changed one is sent; the others are sent as their positions in the last view."""
 
     async def main() -> None:
         viewer = Viewer(all_nodes, ONE, TWO)

@@ -28,7 +28,7 @@ def keys(report: dict[str, Any]) -> Iterator[str]:
 
 
 def test_every_field_is_explained() -> None:
-    """What the containers of the example say is in the table of fields; each field is one that the code writes."""
+    """All fields of the example's containers are in the table of fields, and the code writes each of these."""
     containers = json.loads(blocks(PAGE, "json")[0])["containers"]
     shown = {key for container in containers.values() for key in keys(container)}
     plain = {"time", "path", "reason", "message"}  # explained by the words around them

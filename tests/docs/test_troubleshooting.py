@@ -282,7 +282,7 @@ def test_refusals_of_the_policies_are_documented() -> None:
 
 
 def test_reasons_of_readiness_are_documented() -> None:
-    """What `/readyz` of agent, guard and webhook says is in the table."""
+    """The table has every reason that `/readyz` of agent, guard and webhook gives."""
     described = section("A pod of corepin is not ready")
     texts = [
         *(

@@ -7,7 +7,7 @@ from published.node_pools import NearCPUs
 
 
 def test_free_cpus_are_listed_by_resource() -> None:
-    """With the published number where it is known; nothing where none are counted."""
+    """Each resource has its free CPUs, and the published number if it is known; the list is empty if none are counted."""
     near = {"near.corepin.io/a.b": NearCPUs(free=6, published=40), "near.corepin.io/c.d": NearCPUs()}
     first = "free beside the next device: 6 of 40 CPUs (near.corepin.io/a.b), 0 CPUs (near.corepin.io/c.d)"
     assert near_words(near) == first

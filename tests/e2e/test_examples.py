@@ -75,7 +75,7 @@ def is_unknown(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("text", GUIDED)
 def test_examples_of_the_guides_are_stored(gallery: Cluster, text: str) -> None:
-    """What the README and the user guide show to copy is admitted, and gets what corepin adds."""
+    """The examples in README and user guide are admitted, and corepin adds to them what the text says."""
     content = yaml.safe_load(text)
     outcome = gallery.create(content)
     if is_unknown(outcome):

@@ -20,7 +20,7 @@ def names(stored: dict[str, list[dict[str, str]]], kind: str) -> list[str]:
 
 
 def test_webhook_before_ours_asks_for_a_pod(registered: Registered) -> None:
-    """What a webhook before ours adds is seen: the plain pod is injected and its policy is checked."""
+    """Corepin reads what an earlier webhook has added: the plain pod is injected and its policy is checked."""
     cluster = registered.namespace({ANNOTATED: ""})
     stored = cluster.created(pod_document("it", container(limits="2")))
     assert stored["metadata"]["annotations"]["cmk.intel.com/resources-injected"] == "true"

@@ -83,7 +83,7 @@ def test_wrong_pod_can_be_handled(before: Cluster, name: str) -> None:
 
 
 def test_wrong_pod_is_refused_another_wrong_word_and_takes_the_right_one(before: Cluster) -> None:
-    """What an update changes is judged: wrong stays wrong, and the remedy is accepted."""
+    """An update is judged by its changes: another wrong value is refused, and the right one is accepted."""
     wrong = before.run("annotate", f"pod/{WRONG_WORD}", f"{CRANE}=worse", "--overwrite", "--dry-run=server")
     assert wrong.fields == [f"metadata.annotations[{CRANE}]"]
     for change in (f"{CRANE}=none", f"{CRANE}-"):
@@ -123,7 +123,7 @@ def test_resize(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_resize_of_an_isolated_container(cluster: Cluster) -> None:
-    """What the webhook added cannot be resized, so it stays, with a warning; the pod can be edited afterwards."""
+    """The resource that the webhook added cannot be resized: it stays, with a warning, and the pod can still be edited."""
     cluster.created(pod_document("it", container(limits="2"), annotations={SMT: "isolate"}))
     outcome = resize(cluster, "it", "3")
     assert not outcome.is_refused, outcome.stderr

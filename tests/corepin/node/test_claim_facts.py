@@ -51,7 +51,7 @@ def test_folders_slices_and_classes_are_read(tmp_path: Path, monkeypatch: pytest
 def test_cpus_without_amounts_count_for_upstreams_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its mode `individual` each device is a CPU; devices of other drivers without amounts are none."""
+    """A device without an amount is a CPU only if upstream's driver publishes it, as in its mode `individual`."""
     slices = [
         {"spec": {"driver": "dra.cpu", "devices": [{"name": "cpudev000"}, {"name": "cpudev001"}]}},
         {"spec": {"driver": "gpu.example.com", "devices": [{"name": "gpu-0"}]}},
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_answers_that_cannot_be_read_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of slices; of classes, which the agent's account may not get, nothing is said."""
+    """The reason is reported for slices, and not for device classes, which the agent's account may not read."""
     found = facts(tmp_path, {SLICES: b"{"}, monkeypatch)
     assert found.silence.startswith("ResourceSlices: the API server's answer cannot be read")
     objects = {SLICES: {"items": []}, "/api/v1/nodes/n1": NODE, f"{GROUP}/deviceclasses/cpu.corepin.io": b"{"}

@@ -114,7 +114,7 @@ def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureF
 def test_free_cores_of_static_pools_have_their_own_sign(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are not shared, and they are for pods."""
+    """Free cores of static pools are not part of the shared set, and pods can still get them."""
     node = state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1)))
     with agent_socket(tmp_path / "s", to_json(node)) as path:
         main(["map", "--socket", path])
@@ -135,7 +135,7 @@ def test_refused_container_is_shown_with_its_reason(
 
 
 def test_claims_of_a_container_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the number of their CPUs, and where these are."""
+    """The claims of a container are listed with the number of their CPUs, and the NUMA nodes of these."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web |= {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]}
@@ -234,7 +234,7 @@ def test_threads_of_a_container_that_may_run_on_more_are_counted(
 
 
 def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was not counted is left out with its reason, and what stood still is 0."""
+    """A count that is not known is left out with its reason, and a count that did not grow is 0."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web["noise"] = {
@@ -324,7 +324,7 @@ def test_execs_are_shown(
 def test_execs_that_are_not_counted_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str | None
 ) -> None:
-    """Where the runtime reports none, a container without execs may have some."""
+    """The reason is shown, because a container without listed execs may have some."""
     state = {**to_dict(STATE), "execsReason": reason}
     with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
         main(["map", "--socket", path])

@@ -102,7 +102,7 @@ def test_decision_outlives_its_event() -> None:
 
 
 def test_timeline_has_the_shared_cpus_of_a_container() -> None:
-    """What it may run on beside its own CPUs follows the decision, whether the event of that is still there or not."""
+    """The shared CPUs of a container follow the decision about its own, whether its event still exists or not."""
     asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
     pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
     sharing = (
@@ -166,7 +166,7 @@ def test_devices_are_among_the_proofs() -> None:
     ("nodes", "place"), [([1], "NUMA node 1"), ([0, 1], "NUMA nodes 0, 1"), ([], "NUMA nodes not known")]
 )
 def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: str) -> None:
-    """With the number of their CPUs, and where these are."""
+    """The claims of a container are listed with the number of their CPUs, and the NUMA nodes of these."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     main = status["containers"]["main"]
@@ -177,7 +177,7 @@ def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: 
 
 
 def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
-    """Where no admission policy protects the annotation its users can write what is no list of CPUs."""
+    """Without the admission policy users can write anything into the annotation, also text that is no list of CPUs."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"] |= {"origin": "dra", "claims": ["x"], "numaNodes": [0], "cpus": "zzz"}
@@ -414,7 +414,7 @@ def test_failures_are_one_line(
 def test_name_of_no_pod_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """As an unset variable of a shell: with an empty name the API server would list all pods."""
+    """An empty name, as from an unset shell variable, would make the API server list all pods."""
     pods = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
     paths = [f"/api/v1/namespaces/{namespace}/pods/" for namespace in ("default", "ns")]
     with api_objects(tmp_path, dict.fromkeys(paths, pods)) as config:
@@ -461,7 +461,7 @@ def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
 
 @pytest.mark.parametrize(("tries", "often"), [(1, "1 time"), (3, "3 times")])
 def test_claim_that_the_kubelet_does_not_ask_for_is_what_the_pod_waits_for(tries: int, often: str) -> None:
-    """It has its CPUs since then."""
+    """The time shown is that at which the claim got its CPUs."""
     timeline = timeline_of(with_claim(waits=WHEN, tries=tries), [])
     assert timeline.waits == (
         f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; reminded {often}",

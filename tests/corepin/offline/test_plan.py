@@ -310,7 +310,7 @@ def test_bound_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_legend_names_the_source_of_the_reserve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a flag names is configured, else it is the default."""
+    """The legend says `configured` for a reserve that a flag names, and `default` otherwise."""
     source = written(tmp_path, pod("name: x"))
     for flags, meaning in (((), "reserved (default)"), (("--reserved", "1"), "reserved (configured)")):
         assert main(["plan", "-f", source, "--topology", machine(tmp_path), *flags]) == 0
@@ -374,7 +374,7 @@ def test_devices_are_shown_with_their_numa_nodes(tmp_path: Path, capsys: pytest.
 def test_a_numa_node_that_the_machine_lacks_is_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its devices count as devices without a node; a number that the machine has, or -1, needs no note."""
+    """Devices of such a NUMA node count as devices without one; a number that the machine has, or -1, causes no note."""
     pods = written(tmp_path, GPU_POD.format(name="a", gpus=1))
     given = ["plan", "-f", pods, "--topology", machine(tmp_path), "--device"]
     assert main([*given, "nvidia.com/gpu=77+90,0,-1"]) == 0
@@ -389,7 +389,7 @@ def test_a_numa_node_that_the_machine_lacks_is_a_note(
 def test_free_cpus_beside_the_next_device_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a node with `nearCPUs` counts them: the least beside any free device, zero where none is free."""
+    """They are counted as on a node with `nearCPUs`: the minimum beside all free devices, and 0 if no device is free."""
     given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,1", "-f"]
     pods = [GPU_POD.format(name=name, gpus=1) for name in ("a", "b")]
 
@@ -454,7 +454,7 @@ spec:
 
 
 def test_a_pool_is_an_owner_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a pod's budget has beside its slices is in the lines and in the picture, with who runs there."""
+    """The pool of a pod, which is its budget without the slices, is listed and drawn with the containers that run there."""
     (line,) = lines(capsys, tmp_path, BUDGET)
     slice_of_main = {
         "policy": "exclusive",

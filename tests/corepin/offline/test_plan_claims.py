@@ -117,7 +117,7 @@ def test_last_core_of_the_shared_set_is_not_offered(
 
 
 def test_node_that_only_observes_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its agent is no driver then; the message names the setting."""
+    """The agent of a node that only observes is no driver of claims; the message names the setting."""
     config = tmp_path / "node.yaml"
     config.write_text("observe: true")
     (line,) = planned(tmp_path, capsys, "--config", str(config), "--claim", "2")
@@ -145,7 +145,7 @@ def test_too_many_claims_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_neither_pods_nor_claims_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both flags are named."""
+    """The error names both flags."""
     assert main(["plan", "--topology", machine(tmp_path)]) == 2
     assert (
         "nothing to plan: give pods by -f FILE, or the CPUs of a ResourceClaim by --claim N"

@@ -13,7 +13,7 @@ from tests.corepin.plans import GPU_POD, machine, pod
 
 
 def test_a_file_says_which_devices_a_pod_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it does not name is left to chance, and what it cannot get is a warning; unknown pods are noted."""
+    """Other pods get any device. A device that a pod cannot get is a warning, and unknown pods are noted."""
     given = tmp_path / "given.yaml"
     given.write_text(
         "{default/a: {main: {nvidia.com/gpu: [1]}}, default/b: {main: {nvidia.com/gpu: [-1]}},"
@@ -69,7 +69,7 @@ def test_a_wrong_file_of_devices_is_refused(
 def test_a_device_that_the_machine_lacks_is_a_warning(
     nodes: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The pod has no devices then."""
+    """A pod with a device that the machine lacks is planned without devices."""
     given = tmp_path / "given.yaml"
     given.write_text(f"default/a: {{main: {{nvidia.com/gpu: [{nodes}]}}}}")
     words = [

@@ -48,7 +48,7 @@ def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, more: str, number: int
 ) -> None:
-    """As many pods come as run at once on one node."""
+    """A document becomes as many pods as run at the same time on one node."""
     assert len(pods(capsys, tmp_path, workload(kind, more))) == number
 
 

@@ -186,7 +186,7 @@ def requested(name: str, amount: object, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_number_that_was_asked_for_is_read_where_it_can_be(spec: object, asked: int | None) -> None:
-    """It is shown, and decides nothing: a claim is served whatever its spec says."""
+    """The requested number is only shown: a claim is served whatever its spec says."""
     found = read_claim({**document(result("12")), "spec": spec}, NODE)
     assert isinstance(found, DeviceClaim)
     assert (found.asked, found.count) == (asked, 12)

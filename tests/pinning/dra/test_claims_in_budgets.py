@@ -23,7 +23,7 @@ def world() -> ClaimWorld:
 
 
 def test_container_with_a_claim_is_not_in_the_pool_of_its_pod() -> None:
-    """It runs on its claim, the others on the whole budget, and nothing is refused."""
+    """The container runs on the CPUs of its claim, the others on the whole budget, and nothing is refused."""
     node = world()
     node.claims(claim("x", 4))
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"), "solver", "log")
@@ -119,7 +119,7 @@ def test_running_container_stays_in_the_pool_while_its_claims_are_read_again() -
 
 
 def test_container_of_a_pool_starts_again_there_while_its_claims_are_read_again() -> None:
-    """Its last answer counts, also under `require`."""
+    """The last answer about the claim is used, also under `require`."""
     node = settled_then_unread(REQUIRE)
     table = start_table(node.plan(), node.observe())
     assert table.start(SOLVER, claims=True) == Start(pool(node))

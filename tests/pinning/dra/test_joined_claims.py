@@ -83,7 +83,7 @@ def test_joined_container_is_held_back_with_the_reason(cause: object, devices: t
 
 
 def test_claim_that_is_read_again_is_no_refusal() -> None:
-    """That ends within a moment, so that the container only waits."""
+    """Reading the claim again takes a moment, so that the container only waits and is not refused."""
     node = world()
     node.user("b", "x")
     node.unread = True
@@ -94,7 +94,7 @@ def test_claim_that_is_read_again_is_no_refusal() -> None:
 
 @pytest.mark.parametrize("cause", [without_driver, unreadable, unreserved])
 def test_joined_container_gets_no_other_cpus_instead(cause: object) -> None:
-    """Its variable names the CPUs of the claim: neither a policy, nor the pool of its pod gives it others."""
+    """The container's variable names the CPUs of the claim, so neither a policy nor the pool of its pod gives it other CPUs."""
     node = world()
     assert callable(cause)
     cause(node)
@@ -110,7 +110,7 @@ def test_joined_container_gets_no_other_cpus_instead(cause: object) -> None:
 
 
 def test_container_that_runs_elsewhere_is_refused_and_may_start_again_there() -> None:
-    """It had CPUs before its claim was known: what runs keeps its CPUs."""
+    """The container got CPUs before its claim was known, and a running container keeps its CPUs."""
     node = JoinedWorld(smt_machine(8))
     node.user("b", "x", wish=Wish("2", policy="exclusive", smt="require"))
     node.start("b", "c0")
@@ -124,7 +124,7 @@ def test_container_that_runs_elsewhere_is_refused_and_may_start_again_there() ->
 
 
 def test_joined_container_starts_once_the_claim_is_reserved_for_it() -> None:
-    """It runs on the same CPUs as the first pod, and nothing is refused."""
+    """The container then runs on the same CPUs as the first pod of the claim, and nothing is refused."""
     node = world()
     unreadable(node)
     node.user("b", "x")

@@ -123,7 +123,7 @@ def test_a_container_added_later_requests_nothing_of_the_pool_again(
 
 
 def test_a_users_request_for_the_pool_is_judged_where_it_is() -> None:
-    """It may be on any container of the pool, which is not requested a second time."""
+    """The request may be on any container of the pool, and corepin does not add it a second time."""
     for given, is_right in ((3, True), (4, False)):
         document: Any = budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=ISOLATE)
         amount = {kind: {ISOLATED: given} for kind in ("limits", "requests")}

@@ -81,7 +81,7 @@ def test_what_is_counted(document: Any, settings: bytes, expected: dict[str, int
 
 
 def test_an_init_container_counts_with_the_devices_of_its_pod() -> None:
-    """A sidecar has its own alone."""
+    """The devices of a sidecar are its own only."""
     document = gpu_pod()
     sidecar = {**container("sidecar", {"cpu": "1", NIC: "1"}), "restartPolicy": "Always"}
     document["spec"]["initContainers"] = [container("init", 2), sidecar]
@@ -90,7 +90,7 @@ def test_an_init_container_counts_with_the_devices_of_its_pod() -> None:
 
 
 def test_the_pool_of_a_pod_is_beside_no_device() -> None:
-    """A slice of the budget is."""
+    """The pool of a budget is placed beside no device, and a slice is."""
     document = gpu_pod("2")
     document["spec"]["containers"].append(container("free", {GPU: "1"}))
     document["spec"]["resources"] = {"limits": {"cpu": "4"}}
@@ -99,7 +99,7 @@ def test_the_pool_of_a_pod_is_beside_no_device() -> None:
 
 
 def test_few_kinds_are_counted() -> None:
-    """Of many the first ones by name, and none that no device plugin can offer."""
+    """Of many resources the first ones by name are counted, and none that no device plugin can offer."""
     kinds = {f"x.example/{at:02}": 1 for at in range(40)} | {"a/b/c": 1, f"x.example/{'n' * 64}": 1}
     counted = near_counts(gpu_pod(more=kinds))
     assert list(counted) == [
@@ -119,7 +119,7 @@ def judged(settings: bytes, more: Mapping[str, str | int]) -> list[Verdict]:
 
 @pytest.mark.parametrize("settings", [b"", ON], ids=["off", "on"])
 def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
-    """In pods and in templates: the claim takes 3 CPUs."""
+    """In pods and templates the user's count is kept if it is 3, which the claim takes, and refused otherwise."""
     assert not any(verdict.causes for verdict in judged(settings, {NEAR_GPU: "3"}))
     for given in ("0", "2", "4", "2.5"):
         for verdict in judged(settings, {NEAR_GPU: given}):
@@ -130,7 +130,7 @@ def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
 
 
 def test_an_amount_that_is_none_is_refused() -> None:
-    """As of every other resource that corepin reads."""
+    """An invalid amount is refused, as of every other resource that corepin reads."""
     (cause,) = review_template(gpu_pod(more={NEAR_GPU: "many"}), load_settings(ON)).causes
     assert cause.field == f"spec.containers[0].resources.limits[{NEAR_GPU}]"
     assert "is not a quantity" in cause.message
