@@ -21,6 +21,13 @@ pytestmark = [
 ]
 TELLING = "env | grep ^CMK_CPUS | sort; grep Cpus_allowed_list /proc/self/status; echo $$; exec sleep 1000"
 
+PART = 100  # of a thousand commands, which take a minute on a loaded machine
+
+
+def until_there(file: Path) -> str:
+    """Return a shell's command that waits for a file."""
+    return f"until [ -e {file} ]; do sleep 0.05; done"
+
 
 @contextmanager
 def running(folder: Path) -> Iterator[CMKAgent]:
@@ -46,6 +53,7 @@ def test_the_command_runs_on_its_assigned_cpus(tmp_path: Path) -> None:
         assert told["CMK_CPUS_ASSIGNED_MASK"] == f"{1 << last:X}"
         assert told["CMK_CPUS_INFRA"] == ",".join(map(str, range(last)))
         assert f"Cpus_allowed_list:\t{last}" in lines
+        agent.until("it is told of", lambda: bool(agent.tasks))
         ((pid, task),) = agent.tasks.items()
         assert task == ("exclusive", str(last))
         assert allowed(pid) == str(last)
@@ -57,14 +65,16 @@ def test_the_command_runs_on_its_assigned_cpus(tmp_path: Path) -> None:
 def test_a_core_is_lent_to_one_at_a_time(tmp_path: Path) -> None:
     """A second command is refused with exit code 1 and the reason, and gets the core when the first exits."""
     with running(tmp_path) as agent:
-        isolate = "cmk isolate --pool=exclusive"
+        isolate, runs = "cmk isolate --pool=exclusive", tmp_path / "runs"
+        first = f"{isolate} sh -- -c 'touch {runs}; exec sleep 1000'"
         agent.pod(
             "two",
-            f"{isolate} sleep 1000 & sleep 0.2; while ! {isolate} echo got it; do sleep 0.1; done; wait",
+            f"{first} & {until_there(runs)}; while ! {isolate} echo got it; do sleep 0.1; done; wait",
         )
         assert any(
             "Not enough free cpu lists" in line for line in agent.until_written("two", "of the host has")
         )
+        agent.until("the first is told of", lambda: bool(agent.tasks))
         (pid,) = agent.tasks
         os.kill(pid, 9)
         agent.until_written("two", "got it")
@@ -125,11 +135,13 @@ def test_wrapped_container_has_the_cpus_of_its_environment(tmp_path: Path) -> No
         last = len(os.sched_getaffinity(0)) - 1
         shared = "0" if last == 1 else f"0-{last - 1}"
         look = "grep Cpus_allowed_list /proc/self/status"
-        mover = f"{look}; taskset -cp $CMK_CPUS_INFRA $$ >/dev/null; {look}; exec sleep 1000"
+        moved, helped = tmp_path / "moved", tmp_path / "helped"
+        mover = f"{look}; taskset -cp $CMK_CPUS_INFRA $$ >/dev/null; {look}; touch {moved}; exec sleep 1000"
+        helper = f"{look}; touch {helped}; exec sleep 1000"
         agent.pod(
             "mixed",
-            f"{look}; cmk isolate --pool=exclusive sh -- -c '{mover}' & "
-            f"sleep 0.5; cmk isolate --pool=infra sh -- -c '{look}; exec sleep 1000' & sleep 2; {look}; echo said; wait",
+            f"{look}; cmk isolate --pool=exclusive sh -- -c '{mover}' & {until_there(moved)}; "
+            f"cmk isolate --pool=infra sh -- -c '{helper}' & {until_there(helped)}; {look}; echo said; wait",
         )
         lines = [line.removeprefix("Cpus_allowed_list:\t") for line in agent.until_written("mixed", "said")]
         assert lines == [str(last), str(last), shared, shared, str(last), "said"]
@@ -146,7 +158,7 @@ def test_child_processes_follow_the_pool(tmp_path: Path) -> None:
     with running(tmp_path) as agent:
         last = len(os.sched_getaffinity(0)) - 1
         go = tmp_path / "go"
-        starting = f"echo ready; until [ -e {go} ]; do sleep 0.05; done; sleep 1000 & echo child $!; wait"
+        starting = f"echo ready; {until_there(go)}; sleep 1000 & echo child $!; wait"
         agent.pod("wrapped", f"cmk isolate --pool=infra sh -- -c '{starting}'", cores=0)
         agent.until_written("wrapped", "ready")
         agent.until("it is told", lambda: bool(agent.tasks))
@@ -157,11 +169,11 @@ def test_child_processes_follow_the_pool(tmp_path: Path) -> None:
         shrunk = agent.tasks[pid][1]
         assert shrunk == ("0" if last == 1 else f"0-{last - 1}")
         go.touch()
-        words = agent.until_written("wrapped", "child ")[-1].split()
-        assert [allowed(pid), allowed(int(words[1]))] == [shrunk, shrunk]
+        child = int(agent.until_written("wrapped", "child ")[-1].split()[1])
+        assert [allowed(pid), allowed(child)] == [shrunk, shrunk]
         (tmp_path / "pods" / "owner.yaml").unlink()
         agent.until("the pool grows", lambda: agent.tasks[pid][1] == whole)
-        assert [allowed(pid), allowed(int(words[1]))] == [whole, whole]
+        agent.until("both follow", lambda: [allowed(pid), allowed(child)] == [whole, whole])
 
 
 def test_a_thousand_commands_leak_nothing_in_the_agent(tmp_path: Path) -> None:
@@ -174,7 +186,11 @@ def test_a_thousand_commands_leak_nothing_in_the_agent(tmp_path: Path) -> None:
         )  # opens the agent's own files first
         agent.until_written("first", "done")
         before = len(list(files.iterdir()))
-        agent.pod("cycles", f"i=0; while [ $i -lt 1000 ]; do {isolate}; i=$((i+1)); done; echo done")
-        assert agent.until_written("cycles", "done") == ["done"]
+        cycle = f"i=$((i+1)); [ $((i%{PART})) != 0 ] || echo $i done"
+        agent.pod("cycles", f"i=0; while [ $i -lt 1000 ]; do {isolate}; {cycle}; done")
+        parts = [f"{count} done" for count in range(PART, 1001, PART)]
+        for part in parts:  # each has its own time limit
+            agent.until_written("cycles", part)
+        assert agent.lines("cycles") == parts
         agent.until("no claim is left", lambda: not agent.tasks)
         agent.until("no descriptor is left", lambda: len(list(files.iterdir())) <= before)
