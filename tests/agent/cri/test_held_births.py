@@ -91,7 +91,7 @@ def test_reported_time_is_possible_for_containers_held_late(
 ) -> None:
     """No reported time is shorter than what the test made certain, longer than the test took, or zero for a late one."""
     pinned = node.add("pinned", "exclusive")
-    until("own CPU", lambda: node.reported()["pinned"]["pinned"])
+    until("own CPU", lambda: node.state_of("pinned").get("pinned"))
     shared = node.all - pinned.cpus
     found: list[Held] = []
     for number in range(BIRTHS // AT_ONCE):

@@ -13,7 +13,7 @@ import pytest
 
 from tests.environments.node.containerd_fixture import EVERY_RUNTIME
 from tests.environments.node.containerd_node import start_node
-from tests.environments.waiting import until
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +33,15 @@ def test_an_idle_agent_logs_nothing(containerd: Containerd, tmp_path: Path, nri:
     with start_node(containerd, tmp_path, nri=socket) as node:
         for number in range(PODS):
             node.add(f"pod-{number}", "exclusive" if number == 0 else None)
-        until("every pod has its CPUs", lambda: all("applied" in it for it in node.reported().values()))
+        until_equal("pods that have their CPUs", lambda: _applied(node), PODS)
         before = until("a second without news", lambda: _settled(node))
         time.sleep(SECONDS)
         assert node.agent.log == before
+
+
+def _applied(node: ContainerdNode) -> int:
+    """Return the number of pods whose CPUs were read back."""
+    return sum("applied" in it for it in node.reported().values())
 
 
 def _settled(node: ContainerdNode) -> str | None:

@@ -152,9 +152,9 @@ def test_container_whose_claim_does_not_fit_is_not_created(node: ContainerdNode)
 def test_bound_memory_is_set_at_creation(node: ContainerdNode) -> None:
     """The NUMA node is set at creation, read back from the kernel, and kept by later updates."""
     bound = node.add("bound", annotations=NEAR)
-    (numa_node,) = node.reported()["bound"]["numaNodes"]
+    (numa_node,) = until("assigned", lambda: node.state_of("bound").get("numaNodes"))
     assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
-    until_equal("told", lambda: node.reported()["bound"].get("memory"), "bind")
+    until_equal("told", lambda: node.state_of("bound").get("memory"), "bind")
     node.update(bound, node.all)
     assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
     assert node.cpuset_of(node.add("bystander").id)[1] == EMPTY

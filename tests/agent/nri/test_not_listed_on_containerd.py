@@ -59,7 +59,7 @@ def test_agent_and_guard_name_the_environments_and_come_back(containerd: Contain
         assert node.agent.state()["startReason"] == fault
         assert node.agent.metric("corepin_agent_nri_not_listed") == 1
         pinned = node.add("pinned", "exclusive")
-        until("its own CPU", lambda: node.reported()["pinned"]["pinned"])
+        until("its own CPU", lambda: node.state_of("pinned").get("pinned"))
         assert len(pinned.cpus) == 1
         assert node.agent.state()["startPath"] == "cgroup"
 

@@ -49,7 +49,7 @@ def node(containerd: Containerd, tmp_path: Path, over_nri: bool) -> Iterator[Con
 def until_apart(node: ContainerdNode, mixed: Container) -> CPUSet:
     """Wait until a container has both CPU sets and its processes run on its own; return these."""
     until_equal("both parts", lambda: mixed.cpus, node.all)
-    until("told", lambda: node.reported()["mixed"]["pinned"])
+    until("told", lambda: node.state_of("mixed").get("pinned"))
     own = CPUSet.parse(node.reported()["mixed"]["cpus"])
     until_equal("its own", lambda: {allowed_cpus(pid) for pid in mixed.pids}, {own})
     return own
@@ -72,13 +72,13 @@ def test_moved_process_stays_in_the_shared_set(node: ContainerdNode, over_nri: b
     assert over_nri or "splitSeconds" in proof
     until_equal(
         "counted",
-        lambda: node.reported()["mixed"]["applied"].get("affinity"),
+        lambda: node.state_of("mixed").get("applied", {}).get("affinity"),
         {"home": 1, "others": 1, "both": 0},
     )
 
     node.agent.kill()
     node.agent.start()
-    until("told again", lambda: node.reported()["mixed"]["pinned"])
+    until("told again", lambda: node.state_of("mixed").get("pinned"))
     assert (allowed_cpus(first), allowed_cpus(helper)) == (own, shared)
     assert mixed.cpus == node.all
 

@@ -145,6 +145,10 @@ class ContainerdNode:
             for container in pod["containers"].values()
         }
 
+    def state_of(self, name: str) -> Any:
+        """Return the agent's state of a pod's container; empty until a pass has seen the pod."""
+        return self.reported().get(name, {})
+
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
         """Wait until the cgroup and all processes of each container have these CPUs."""
         for container, cpus in expected.items():
