@@ -20,7 +20,7 @@ from demo.webhook import COREPIN, DemoFailed, corepin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WAIT_SECONDS: Final = 60.0  # one on an idle machine; a busy disk takes half a minute to flush
+WAIT_SECONDS: Final = 180.0  # one on an idle machine; a busy disk takes half a minute to flush
 LOOK_SECONDS: Final = 0.002
 CGROUPS: Final = (Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 

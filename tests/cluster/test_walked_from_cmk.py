@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -220,7 +221,10 @@ def until_pinned(container: Container) -> list[int]:
     """Return the only process of a container once it is the wrapped program."""
 
     def programs() -> list[int]:
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in container.pids}
+        commands = {}
+        for pid in container.pids:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended, as runc's own do
+                commands[pid] = Path(f"/proc/{pid}/cmdline").read_text()
         is_wrapped = [command.split("\0")[0] for command in commands.values()] == ["sleep"]
         return list(commands) if is_wrapped else []
 

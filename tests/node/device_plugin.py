@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from tests.environments.waiting import SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,4 +69,4 @@ def device_plugin(folder: Path, resource: str, *nodes: int) -> Iterator[None]:
 def _register(kubelet: Path, endpoint: str, resource: str) -> None:
     request = _field(1, _VERSION) + _field(2, endpoint.encode()) + _field(3, resource.encode())
     with grpc.insecure_channel(f"unix:{kubelet}") as channel:
-        channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=10)
+        channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=SECONDS)

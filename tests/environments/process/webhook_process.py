@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import trustme
 
+END_SECONDS = 120.0  # from SIGTERM; one on an idle machine
 _REVIEWS = re.compile(r"^corepin_webhook_reviews_total\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -79,6 +80,8 @@ def corepin_webhook(
         daemon.wait_until(lambda: plain_http.answers(f"{process.status_url}/readyz"))
         yield process
         assert process.reviews(outcome="failed") == 0, log_file.read_text()
+        daemon.process.terminate()
+        daemon.process.wait(END_SECONDS)
     assert daemon.process.returncode == 0, log_file.read_text()
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.environments.server.apiserver import ApiServer, KubectlFailed
 from tests.environments.server.catalog import NEWEST
 from tests.environments.server.daemon import DaemonFailed, plain_environment, running
 from tests.environments.server.start import require_servers, start_servers
+from tests.environments.waiting import until_equal
 
 POD = """
 apiVersion: v1
@@ -95,10 +95,7 @@ with start_servers({NEWEST!r}, directory=pathlib.Path({str(tmp_path)!r})):
 """
     subprocess.run([sys.executable, "-c", program], check=False)
     assert (tmp_path / "admin.kubeconfig").exists()
-    deadline = time.monotonic() + 10
-    while processes_of(tmp_path):
-        assert time.monotonic() < deadline, "the servers outlived the process that started them"
-        time.sleep(0.05)
+    until_equal("servers that outlived their starter", lambda: len(processes_of(tmp_path)), 0)
 
 
 def test_servers_know_how_often_to_collect_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
