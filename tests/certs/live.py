@@ -25,6 +25,7 @@ from certs.probe import Address, Probe
 from certs.rotation import RotationSettings
 from certs.rotator import Rotator
 from tests.environments import plain_http
+from tests.environments.cluster.registration import LONGEST_TIMEOUT
 from tests.environments.server.daemon import free_port, running
 from tests.environments.server.host import host_apart
 
@@ -44,6 +45,7 @@ NAMESPACE, SECRET, SERVICE, ROTATOR = (
 SERVER_NAME = f"{SERVICE}.{NAMESPACE}.svc"
 NAMES = Names(NAMESPACE, SECRET, ("zz-corepin",))
 PEMS = ("tls.crt", "tls.key")
+END_SECONDS = 120.0  # from SIGTERM; two on an idle machine
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 SERVICE_OBJECT = {
@@ -129,7 +131,7 @@ def _is_ready(url: str) -> bool:
 
 def _end_well(process: Any) -> None:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(END_SECONDS) == 0
 
 
 @dataclass
@@ -214,11 +216,11 @@ def rights() -> list[dict[str, Any]]:
 
 
 def registrations() -> list[dict[str, Any]]:
-    """Return the configurations of the manifests, every entry failing closed."""
+    """Return the configurations of the manifests, every entry failing closed, and none by its timeout."""
     documents = documents_of("registration.yaml")
     for document in documents:
         for webhook in document["webhooks"]:
-            webhook["failurePolicy"] = "Fail"
+            webhook |= {"failurePolicy": "Fail", "timeoutSeconds": LONGEST_TIMEOUT}
     return documents
 
 

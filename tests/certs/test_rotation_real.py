@@ -17,7 +17,7 @@ from certs import material
 from certs.cluster import Change, ClusterError, Conflict
 from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, OLD_CERTS, SHOWN
 from certs.rotation import Rest, Wait
-from tests.certs.live import NAMESPACE, ROTATOR, SECRET, Live, live
+from tests.certs.live import END_SECONDS, NAMESPACE, ROTATOR, SECRET, Live, live
 from tests.certs.load import load
 from tests.environments.cluster.registered import wait_until
 from tests.environments.server.daemon import free_port
@@ -225,7 +225,7 @@ def test_process_rotates_until_sigterm(served: Live, tmp_path: Path) -> None:
         wait_until("the wait is counted", lambda: SHOWN in served.cluster.secret().annotations)
         shown = httpx.get(f"http://{listen}/metrics", trust_env=False).text
         process.terminate()
-        assert process.wait(30) == 0, (tmp_path / "log").read_text()
+        assert process.wait(END_SECONDS) == 0, (tmp_path / "log").read_text()
 
     assert 'corepin_certs_steps_total{step="IssueLeaf"}' in shown
     assert 'corepin_certs_replicas{shows="current"}' in shown

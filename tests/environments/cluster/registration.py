@@ -17,6 +17,7 @@ REGISTRATION = Path(__file__).parents[3] / "manifests" / "base" / "registration.
 CHECKS = {"pods.validate.corepin.io", "kubevirt.validate.corepin.io"}  # fail closed here, as in `hardened`
 INSTANCE = "e2e.corepin.io/instance"  # the namespace label that selects a webhook of the tests
 MAIN = "main"
+LONGEST_TIMEOUT = 30  # seconds, the API's maximum: no call of a test's webhook fails by it on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Instance:
     url: str
     ca_bundle: bytes
     failure_policy: str | None = None  # None: the validating webhook fails closed, the mutating one open
-    timeout_seconds: int | None = None  # None: as the manifests say
+    timeout_seconds: int | None = LONGEST_TIMEOUT  # None: as the manifests say
 
     def documents(self) -> list[dict[str, Any]]:
         """Return its registrations."""
@@ -58,7 +59,7 @@ def neighbour(name: str, url: str, ca_bundle: bytes, label: str) -> dict[str, An
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Fail",
-        "timeoutSeconds": 2,
+        "timeoutSeconds": LONGEST_TIMEOUT,
         "clientConfig": {"url": url, "caBundle": base64.b64encode(ca_bundle).decode()},
         "namespaceSelector": {"matchExpressions": [{"key": label, "operator": "Exists"}]},
         "rules": [
