@@ -163,8 +163,8 @@ class KubeletDevices:
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
         self._too_many: set[Owner] = set()
         self._waiting: dict[str, _Waiting] = {}  # pods whose devices are not known, by uid
-        # Pods with claims whose devices were known before their sandbox: asked for again, because the driver of another
-        # part of a claim may have been slower.
+        # Pods with claims whose devices were known before the pod's sandbox was seen. The kubelet is asked again,
+        # because the driver of another part of a claim may have been slower.
         self._early: dict[str, _Waiting] = {}
         # Why the places of a pod's claimed devices are not known, by uid.
         self._claim_reasons: dict[str, str] = {}

@@ -35,7 +35,7 @@ def write(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A user who copies an example is not refused; what the guide says of warnings is so."""
+    """A user who copies an example is not refused, and gets the warnings that the guide mentions."""
     write(tmp_path)
     assert main(["validate", "-f", str(tmp_path / f"{name}.yaml")]) == 0
     warned = {line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "warning" in line}

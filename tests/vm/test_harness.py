@@ -92,7 +92,7 @@ def test_shim_writes_the_union(unattended: ContainerdNode) -> None:
 
 
 def test_shim_without_a_sandbox_cgroup_for_all(unattended: ContainerdNode) -> None:
-    """On version 1 the vCPUs alone are in the sandbox's cgroup, on version 2 the whole process; nothing confines the rest."""
+    """On cgroup v1 only the vCPUs are in the sandbox's cgroup, on v2 the whole process; the rest is not limited."""
     words = {CGROUP_ONLY: "false"}
     truth = unattended.sandbox("vm", Guest(2), {}, words=words).truth()
     unattended.start("vm", "a", "1")
