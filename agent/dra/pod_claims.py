@@ -2,7 +2,7 @@
 
 A read is retried with exponential backoff until the claim can be read and is reserved for each pod that names it: before, the
 scheduler may still allocate it, also anew. Containers wait for these reads, and users control their number: namespaces are
-served round-robin, and the delay between retries grows with their number in a namespace.
+served round-robin, and the delay between retries grows with their number and size in a namespace.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS: Final = 5.0  # how long an unread claim delays the other requests of its containers
 AGAIN_SECONDS: Final = (1.0, 60.0)  # first and longest delay between repeated reads (exponential backoff)
 EACH_SECONDS: Final = 0.2  # least time between two repeated reads in one namespace
+BYTES_A_SECOND: Final = 2**18  # of large claims, in repeated reads of one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 NO_ANSWER: Final = "the API server does not answer"
 GONE: Final = "it does not exist: delete the pod"
@@ -173,8 +174,8 @@ class PodClaims:
         """Retry the read of a claim until it is reserved for the pods that name it, or no pod does."""
         backoff = Backoff(*AGAIN_SECONDS)
         while self._is_doubtful(key):
-            beside = sum(namespace == key[0] for namespace, _ in self._repeats)
-            await self._sleep(max(backoff.next(), beside * EACH_SECONDS))
+            together = sum(self._seconds_for(other) for other in self._repeats if other[0] == key[0])
+            await self._sleep(max(backoff.next(), together))
             async with self._turn:  # the timeout of a read starts with its turn
                 if not self._is_doubtful(key):
                     break
@@ -184,6 +185,10 @@ class PodClaims:
                     request_pass()
         if self._repeats.get(key) is asyncio.current_task():
             del self._repeats[key]
+
+    def _seconds_for(self, key: Key) -> float:
+        """Return how long a repeated read of a claim delays the next one of its namespace."""
+        return EACH_SECONDS + self._reader.size(*key) / BYTES_A_SECOND
 
     def _is_doubtful(self, key: Key) -> bool:
         return key in self._read and not self._read[key].is_final

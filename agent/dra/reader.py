@@ -24,6 +24,11 @@ CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/
 AT_ONCE: Final = 2  # concurrent requests: the client has four connections, and reports need some
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
+LARGE_BYTES: Final = (
+    2**16
+)  # a claim of KubeVirt or of a user has 1 to 4 KiB, and the API server stores up to 1.5 MiB
+MOST_LARGE: Final = 4096  # whose sizes are known: more than the pods of a node can name
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,10 +52,11 @@ class ClaimReader:
         # No request before this moment while the API server is out of reach. Callers have their own
         # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
+        self._large: dict[str, int] = {}  # sizes of large claims by path
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
-        path = CLAIMS.format(namespace=quote(namespace, safe=""), name=quote(name, safe=""))
+        path = _path(namespace, name)
         while True:
             async with self._turn if self._not_before is None else self._probe:
                 if self._not_before is not None and (left := self._not_before - self._clock()) > 0:
@@ -73,7 +79,19 @@ class ClaimReader:
             self._answered()
             raise
         self._answered()
+        self._note_size(path, len(body))
         return self._parsed(body)
+
+    def size(self, namespace: str, name: str) -> int:
+        """Return the bytes of a large claim when it was read last; 0 for others."""
+        return self._large.get(_path(namespace, name), 0)
+
+    def _note_size(self, path: str, size: int) -> None:
+        self._large.pop(path, None)
+        if size > LARGE_BYTES:
+            if len(self._large) >= MOST_LARGE:
+                del self._large[next(iter(self._large))]
+            self._large[path] = size
 
     def _answered(self) -> None:
         self._not_before = None
@@ -89,3 +107,7 @@ class ClaimReader:
             return read_claim(parse_json(body), self._node)
         except BadJSON as problem:
             return BadClaim(str(problem))
+
+
+def _path(namespace: str, name: str) -> str:
+    return CLAIMS.format(namespace=quote(namespace, safe=""), name=quote(name, safe=""))

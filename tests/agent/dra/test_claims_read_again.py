@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.dra.pod_claims import EACH_SECONDS, PodClaims
-from agent.dra.reader import ClaimReader
+from agent.dra.pod_claims import BYTES_A_SECOND, EACH_SECONDS, PodClaims
+from agent.dra.reader import LARGE_BYTES, MOST_LARGE, ClaimReader
 from apiserver.errors import Unavailable
 from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
@@ -145,6 +145,48 @@ def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
         assert min(node.slept) >= 0.5
         working.cancel()
         await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
+    """Parsing 1.2 MiB takes the agent up to 21 ms: large claims of a namespace are read again at 256 KiB a second."""
+
+    async def run() -> None:
+        node = Reads()
+        pods = many("noisy", 1)
+        for name in pods[0].claim_names:
+            claim = unallocated()
+            claim["metadata"]["annotations"] = {"filler": "x" * 2**20}
+            node.api.claims[name] = claim
+        node.pods.follow(pods)
+        working = asyncio.create_task(node.pods.run(node.passed))
+        await node.until(lambda: len(node.slept) == 32)
+        assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_size_of_a_claim_is_that_of_its_last_read() -> None:
+    """Of claims that were large once, and of more large ones than pods can name, none is kept."""
+
+    async def run() -> None:
+        node = Reads(unallocated())
+        reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
+        await reader.read("test", "x")
+        assert reader.size("test", "x") == 0
+        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * LARGE_BYTES}
+        await reader.read("test", "x")
+        assert LARGE_BYTES < reader.size("test", "x") < 2 * LARGE_BYTES
+        reader._large |= {str(number): LARGE_BYTES for number in range(MOST_LARGE - 1)}
+        node.api.claims["y"] = node.api.claims["x"]
+        await reader.read("test", "y")
+        assert (len(reader._large), reader.size("test", "x")) == (MOST_LARGE, 0)
+        node.api.claims["y"] = unallocated()
+        await reader.read("test", "y")
+        assert reader.size("test", "y") == 0
 
     asyncio.run(run())
 
