@@ -64,7 +64,8 @@ class ClaimPlanner:
         self._over = frozenset(uid for uid, grant in draft.ledger.claims.items() if self._is_over(uid, grant))
         self._claims = known_claims(draft.observed, draft.ledger, self._over)
         self.refusals: dict[str, str] = {}  # why a claim has no CPUs, by uid of the claim
-        self._users = _users(draft.observed, self._claims)
+        self._named = _by_name(self._claims)
+        self._users = _users(draft.observed, self._named)
 
     @cached_property
     def owners(self) -> frozenset[Owner]:
@@ -77,14 +78,20 @@ class ClaimPlanner:
         observed = self._draft.observed
         if observed.claims is None:
             return frozenset()
-        held = {(claim.namespace, claim.name, pod) for claim in self._claims.values() for pod in claim.pods}
-        known = held | observed.claims.read
+        read = observed.claims.read
         return frozenset(
             Owner(pod.uid, use.container)
             for pod in observed.by_age
             for use in pod.claim_uses
-            if any((pod.namespace, it.claim, pod.uid) not in known for it in use.requests)
+            if any(
+                (pod.namespace, it.claim, pod.uid) not in read and not self._is_reserved(pod, it.claim)
+                for it in use.requests
+            )
         )
+
+    def _is_reserved(self, pod: SeenPod, name: str) -> bool:
+        """Return whether a claim of this name with CPUs of this node is reserved for a pod."""
+        return any(pod.uid in claim.pods for claim in self._named.get((pod.namespace, name), ()))
 
     @property
     def outside(self) -> frozenset[Owner]:
@@ -110,14 +117,12 @@ class ClaimPlanner:
     @cached_property
     def _unreserved(self) -> Mapping[Owner, tuple[SeenPod, DeviceClaim]]:
         """Containers with a claim of this node that is not known to be reserved for their pod."""
-        named = _by_name(self._claims)
         return {
             Owner(pod.uid, use.container): (pod, made[-1])
-            for pod in (self._draft.observed.by_age if named else ())
+            for pod in (self._draft.observed.by_age if self._named else ())
             for use in pod.claim_uses
             for it in use.requests
-            if (made := named.get((pod.namespace, it.claim)))
-            and not any(pod.uid in claim.pods for claim in made)
+            if (made := self._named.get((pod.namespace, it.claim))) and not self._is_reserved(pod, it.claim)
         }
 
     def release(self) -> None:
@@ -134,7 +139,7 @@ class ClaimPlanner:
         """Return whether a claim is released; an unread claim, as after a reboot, is not."""
         seen = self._draft.observed.claims
         if seen and uid in seen.released:
-            return not self._is_running(grant)
+            return not any(owner.pod_uid in grant.claim.pods for owner in self._draft.observed.running)
         if seen and grant.is_prepared:
             return self._is_asked_anew(uid) and self._is_alone(grant)
         if seen and uid in seen.known:
@@ -145,10 +150,6 @@ class ClaimPlanner:
         """Return whether the kubelet asks for a claim that was allocated anew since it has CPUs."""
         seen, grant = self._draft.observed.claims, self._draft.ledger.claims.get(uid)
         return bool(seen and grant and uid in seen.prepared and _is_anew(grant, seen.known))
-
-    def _is_running(self, grant: ClaimGrant) -> bool:
-        """Return whether a container of a pod of a claim runs."""
-        return any(owner.pod_uid in grant.claim.pods for owner in self._draft.observed.running)
 
     def _is_alone(self, grant: ClaimGrant) -> bool:
         """Return whether all pods of a claim are gone."""
@@ -353,11 +354,10 @@ def _by_name(claims: Mapping[str, DeviceClaim]) -> Mapping[tuple[str, str], list
     return named
 
 
-def _users(observed: Observed, claims: Mapping[str, DeviceClaim]) -> dict[Owner, _User]:
+def _users(observed: Observed, named: Mapping[tuple[str, str], list[DeviceClaim]]) -> dict[Owner, _User]:
     """Return the containers that name claims which are reserved for their pod, oldest pod first."""
-    if not claims:
+    if not named:
         return {}
-    named = _by_name(claims)
     found = {}
     for pod in observed.by_age:
         for use in pod.claim_uses:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from pinning.planning.observed import Owner
 from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of
 from tests.pinning.nodes import smt_machine
@@ -43,3 +46,26 @@ def test_claim_of_thirty_two_results_has_cpus_for_each_or_none_at_all() -> None:
     node.unprepare(uid_of("x"))
     node.plan()
     assert (node.held("x"), node.held("y")) == ("", "1-32,35-66")
+
+
+class Reserved(frozenset[str]):
+    """Uids of the pods that a claim is reserved for, which may be 256 for each claim."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        """Count the walk through all of them."""
+        Reserved.walks += 1
+        return super().__iter__()
+
+
+def test_pods_of_a_claim_are_looked_up_and_hardly_walked_through() -> None:
+    """A plan walks through them once for each claim, for its turn: 200 claims of 256 pods took 29 ms instead of 9."""
+    node = ClaimWorld(smt_machine(4))
+    node.claims(replace(claim("x", 2), pods=Reserved(["a", *(f"other-{number}" for number in range(255))])))
+    node.user("a", "x")
+    node.run_all()
+    Reserved.walks = 0
+    node.run_all()
+    assert Reserved.walks == 1
+    assert node.held("x") == "1,5"
