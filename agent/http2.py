@@ -67,7 +67,8 @@ class Connection:
         self._requests = 0
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._has_more = False  # the last read left bytes that have arrived
-        self._unanswered = 0  # bytes that arrived since the last write
+        self._held = b""  # protocol replies that wait for the next write
+        self._unanswered = 0  # bytes that arrived since the last write, or since nothing was held
         self._held_since = 0.0  # loop time at which the first of these bytes arrived
 
     def takes(self, body: bytes) -> bool:
@@ -127,14 +128,21 @@ class Connection:
         self._is_busy = False
 
     async def answer(self) -> None:
-        """Send protocol replies, such as those to pings; hold a few, because the next request can carry them."""
-        if self._unanswered > _HELD_BYTES:
+        """Send protocol replies, such as those to pings; hold a few, because the next request can carry them.
+
+        Most of what a server sends needs no reply, and then no timer wakes the process for one.
+        """
+        self._held += self._protocol.data_to_send()
+        if not self._held:
+            self._unanswered = 0
+        elif self._unanswered > _HELD_BYTES:
             await self.write()
 
     async def write(self) -> None:
         """Send pending protocol frames; wait for a server that does not read."""
-        self._unanswered = 0
-        if waiting := self._protocol.data_to_send():
+        waiting = self._held + self._protocol.data_to_send()
+        self._held, self._unanswered = b"", 0
+        if waiting:
             self._writer.write(waiting)
             await self._writer.drain()
 

@@ -75,6 +75,14 @@ async def asked_and_answered(server: Server, writer: asyncio.StreamWriter, strea
     await answered(server, writer, stream)
 
 
+async def answered_in_parts(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
+    """Answer in two parts, of which the client reads the first before the second is sent."""
+    content = VersionResponse(runtime_name=server.name).SerializeToString()
+    writer.write(frame(HEADERS, WHOLE, BEGIN, stream) + frame(DATA, 0, message(content), stream))
+    await settle()
+    writer.write(frame(HEADERS, WHOLE | END, OK, stream))
+
+
 async def begun_and_closed(_: Server, writer: asyncio.StreamWriter, stream: int) -> None:
     """Close the connection in the middle of an answer."""
     writer.write(frame(HEADERS, WHOLE, BEGIN, stream))
@@ -212,6 +220,28 @@ def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest
 
     run(tmp_path, server, ask)
     assert server.pings < MANY_PINGS
+
+
+def test_wait_without_anything_to_answer_sets_no_timer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no ping waits for its answer, the rest of a message is awaited without a timer."""
+    timers: list[float] = []
+
+    def noted(when: float) -> asyncio.Timeout:
+        timers.append(when)
+        return asyncio.Timeout(when)
+
+    monkeypatch.setattr("agent.http2.asyncio.timeout_at", noted)
+    server = Server("first", answered, answered_in_parts, asked_and_answered)
+
+    async def ask(calls: Calls) -> None:
+        await name(calls)  # its request acknowledges the settings
+        timers.clear()
+        assert (await name(calls), timers) == ("first", [])
+        assert (await name(calls), len(timers)) == ("first", 1)
+
+    run(tmp_path, server, ask)
 
 
 def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: Path) -> None:
