@@ -76,7 +76,7 @@ class NoCpusetWatch:
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Expect nothing."""
 
-    def follow(self, cgroups: Iterable[str]) -> None:
+    def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
         """Watch nothing."""
 
     async def watch(self, written: Callable[[str], None]) -> None:

@@ -152,8 +152,8 @@ class CpusetWatch(Protocol):
         """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
         ...
 
-    def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch exactly these cgroups from now on, and skip removed ones. Raises Refused."""
+    def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
+        """Watch exactly these cgroups from now on, and skip removed ones; `anew` finds replaced ones. Raises Refused."""
         ...
 
     async def watch(self, written: Callable[[str], None]) -> None:

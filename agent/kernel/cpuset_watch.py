@@ -28,13 +28,14 @@ class KernelCpusetWatch:
         """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
         self._cpusets.last_written[cgroup] = cpus
 
-    def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch exactly these cgroups from now on, and skip removed ones. Raises Refused."""
+    def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
+        """Watch exactly these cgroups from now on, and skip removed ones; `anew` finds replaced ones. Raises Refused."""
         wanted = frozenset(cgroups)
         self._cpusets.keep(wanted)
-        for cgroup in self._watches.names - wanted:
+        watched = self._watches.names
+        for cgroup in watched - wanted:
             self._watches.remove(cgroup)
-        for cgroup in wanted:
+        for cgroup in wanted if anew else wanted - watched:
             self._watches.add(cgroup, self._cpusets.file(cgroup))
 
     async def watch(self, written: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from agent.errors import AgentError, Refused
@@ -59,16 +60,19 @@ class WatchedCgroups:
         self._followed: frozenset[str] = frozenset()  # cgroups of running containers and sandboxes
 
     def follow(self) -> None:
-        """Watch for new containers; renew the watches of running ones if their set changed."""
+        """Watch for new containers, and the cgroups of containers that run since the last pass."""
         records = self._observer.records.values()
         _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
         if self._running() != self._followed:
-            self.follow_anew()
+            self._follow_running(anew=False)
 
     def follow_anew(self) -> None:
         """Renew every watch, because a cgroup may have been replaced; this costs as much as reading them."""
+        self._follow_running(anew=True)
+
+    def _follow_running(self, *, anew: bool) -> None:
         self._followed = self._running()
-        _watch(self._cpusets.follow, self._followed)
+        _watch(partial(self._cpusets.follow, anew=anew), self._followed)
 
     @property
     def start_way(self) -> StartWay:

@@ -230,7 +230,7 @@ class FakeCgroups:
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
         """Do nothing, because tests call `written` themselves."""
 
-    def follow(self, cgroups: Iterable[str]) -> None:
+    def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
         """Record the watched cgroups."""
         self.followed = frozenset(cgroups)
 

@@ -95,6 +95,29 @@ def test_recreated_cgroup_is_watched_again(cgroups: OpenCgroups, cpuset: Path, v
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
 
 
+def test_known_watches_are_kept(
+    cgroups: OpenCgroups, cpuset: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    """With `anew=False` only cgroups without a watch get one, because a node has hundreds of them."""
+    make_cgroup(cpuset / POD[1:] / "two", version)
+    added: list[str] = []
+    add = NamedWatches.add
+
+    def noted(watches: NamedWatches, name: str, path: Path | str) -> bool:
+        added.append(name)
+        return add(watches, name, path)
+
+    monkeypatch.setattr(NamedWatches, "add", noted)
+    cgroups.watch.follow([ONE])
+    cgroups.watch.follow([ONE, f"{POD}/two"], anew=False)
+    assert added == [ONE, f"{POD}/two"]
+
+    def interfere() -> None:
+        (cpuset / ONE[1:] / "cpuset.cpus").write_text("1")
+
+    assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
+
+
 def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Path) -> None:
     """No write is reported during a pause; foreign ones are reported after it."""
     two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)

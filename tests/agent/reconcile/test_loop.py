@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,19 +133,23 @@ def test_cgroups_of_running_containers_are_watched(node: FakeNode) -> None:
 
 
 def test_cgroup_watches_are_renewed_by_changes_and_sweeps(node: FakeNode) -> None:
-    """Cgroup watches are renewed by sweeps and when the containers change, not by every pass."""
+    """Sweeps renew all cgroup watches; a pass after which other containers run adds theirs, and no other pass does."""
     node.start("a")
     node.run()
-    asked: list[object] = []
-    node.cgroups.follow = asked.append  # type: ignore[assignment]
+    asked: list[bool] = []
+
+    def follow(cgroups: Iterable[str], *, anew: bool = True) -> None:
+        asked.append(bool(cgroups) and anew)
+
+    node.cgroups.follow = follow  # type: ignore[method-assign]
 
     node.run()
     assert asked == []
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
-    assert len(asked) == 1
+    assert asked == [True]
     node.start("b")
     node.run()
-    assert len(asked) == 2
+    assert asked == [True, False]
 
 
 def test_every_pass_renews_the_container_watch(node: FakeNode) -> None:

@@ -184,7 +184,7 @@ class SimulatedCgroups:
         """Count a later write of these CPUs as our own."""
         self._ours[cgroup] = cpus
 
-    def follow(self, cgroups: Iterable[str]) -> None:
+    def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
         """Watch these cgroups."""
         self._followed = frozenset(cgroups)
 
