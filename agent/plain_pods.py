@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 NOW: Final = 0.0
 GATHER_SECONDS: Final = 0.05  # a start is reported by several events within some 50 ms
-SETTLE_SECONDS: Final = 1.0  # an end is reported by the runtime and by the API server, about a second apart
+# an end is reported by the runtime and by the API server, about a second apart; a plain pod's start changes no CPUs
+SETTLE_SECONDS: Final = 1.0
 MOST_PARSED: Final = 4096  # far more pods than a node runs
 
 
@@ -87,7 +88,7 @@ def seconds_for_pod(
         is_plain(pod, read[0]) for pod, read in zip(versions, (before, after), strict=True) if pod and read
     ):
         return NOW
-    is_new = before is None and asks_first and ASKING_MARKS.isdisjoint(_annotations(change.after))
+    is_new = before is None and asks_first and not is_marked(change.after)
     return SETTLE_SECONDS if after is None or after[0].is_final or is_new else GATHER_SECONDS
 
 
@@ -96,6 +97,11 @@ def is_plain(pod: Pod, seen: SeenPod) -> bool:
     has_policy = any(map(is_policy_key, _annotations(pod)))
     asks = seen.claims or seen.claim_uses or seen.causes or seen.warnings or has_policy
     return not (asks or seen.is_vm or seen.runtime_class)
+
+
+def is_marked(pod: Pod | None) -> bool:
+    """Return whether a pod, even without claims, has a mark for which its start waits or is reported early."""
+    return not ASKING_MARKS.isdisjoint(_annotations(pod))
 
 
 def _annotations(pod: Pod | None) -> Mapping[str, str]:

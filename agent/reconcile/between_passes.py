@@ -13,6 +13,7 @@ from agent.plain_pods import (
     NOW,
     SETTLE_SECONDS,
     changed_pods,
+    is_marked,
     seconds_for_pod,
     soonest,
 )
@@ -236,9 +237,13 @@ class BetweenPasses:
         if change.uid in self._read_at:
             return GATHER_SECONDS
         self._read_at[change.uid] = now
-        asks_first = self._interfaces.container_watch.start_way.path is Path.NRI
-        wait = seconds_for_pod(change, self._observer.seen_pod, asks_first=asks_first)
+        wait = seconds_for_pod(change, self._observer.seen_pod, asks_first=self._asks_first)
         return GATHER_SECONDS if wait is None and is_holder else wait
+
+    @property
+    def _asks_first(self) -> bool:
+        """Whether the runtime asks for the CPUs of each container that it creates."""
+        return self._interfaces.container_watch.start_way.path is Path.NRI
 
     def _containers_changed(self) -> None:
         """Request a pass for events of the runtime, with a delay if the containers are on their CPUs already."""
@@ -255,7 +260,12 @@ class BetweenPasses:
             return SETTLE_SECONDS if is_settled else NOW
         if not (self._observer.runs_no_machine(pod_uid) and self._is_right(change)):
             return NOW
-        return GATHER_SECONDS if change.state is State.RUNNING else None
+        if change.state is not State.RUNNING:
+            return None
+        shown = self._interfaces.pods.pods().get(pod_uid)
+        is_unmarked = shown is not None and not is_marked(shown)
+        may_wait = self._asks_first and is_unmarked and self._observer.is_plain(pod_uid)
+        return SETTLE_SECONDS if may_wait else GATHER_SECONDS
 
     def _is_right(self, change: RuntimeChange) -> bool:
         """Return whether a container was created on its planned CPUs, or put there before its command ran."""

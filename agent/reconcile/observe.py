@@ -117,8 +117,9 @@ class Observer:
         return _shown(observed, devices)
 
     def is_plain(self, pod_uid: str) -> bool:
-        """Return whether the last observation had this pod, without any claim or CPUs."""
-        known = self._pods.get(pod_uid)
+        """Return whether a pod has no claim and no CPUs, by the last observation or else as the watch shows it."""
+        shown = self._interfaces.pods.pods().get(pod_uid)
+        known = self._pods.get(pod_uid) or ((shown, self.seen_pod(shown)) if shown else None)
         return known is not None and is_plain(*known) and pod_uid not in self._holders
 
     def seen_pod(self, pod: Pod) -> SeenPod:
@@ -142,8 +143,7 @@ class Observer:
         """Return whether no virtual machine runs in this pod, by the last observation or because it is plain."""
         known = self._pods.get(pod_uid)
         if known is None:  # a plain pod waits for the start of its containers
-            shown = self._interfaces.pods.pods().get(pod_uid)
-            return shown is not None and is_plain(shown, self.seen_pod(shown))
+            return self.is_plain(pod_uid)
         return not (known[1].is_vm or self._may_be_in_vm(known[1]))
 
     def _may_be_in_vm(self, pod: SeenPod) -> bool:

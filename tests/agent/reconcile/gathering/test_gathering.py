@@ -14,6 +14,7 @@ from agent.interfaces import NewContainer, RuntimeChange
 from agent.plain_pods import GATHER_SECONDS, NOW, SETTLE_SECONDS, PodChange, seconds_for_pod
 from agent.process import Agent
 from agent.reconcile import between_passes
+from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, SeenPod, State
 from tests.agent.fake_watch import FakeWatch
@@ -95,7 +96,7 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
 
 
 def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
-    """If the runtime asks the agent for CPUs, a plain pod causes one pass, after its container's start; otherwise a pass when it comes too."""
+    """If the runtime asks the agent for CPUs, one pass within a second covers pod and start; otherwise each has its own."""
 
     def come(_: Agent) -> None:
         for uid, watch.holds in (("asked", True), ("not-asked", False)):
@@ -107,7 +108,7 @@ def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWat
             told(node, uid, State.RUNNING, uid)
 
     waits = requested(node, come)
-    assert waits == [SETTLE_SECONDS, GATHER_SECONDS, GATHER_SECONDS, GATHER_SECONDS]
+    assert waits == [SETTLE_SECONDS, SETTLE_SECONDS, GATHER_SECONDS, GATHER_SECONDS]
 
 
 @pytest.mark.usefixtures("watch")
@@ -173,7 +174,8 @@ def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
 @pytest.mark.parametrize(
     ("uid", "state", "born", "waits"),
     [
-        pytest.param("plain", State.RUNNING, "shared", [GATHER_SECONDS], id="runs-in-the-shared-set"),
+        pytest.param("plain", State.RUNNING, "shared", [SETTLE_SECONDS], id="runs-in-the-shared-set"),
+        pytest.param("marked", State.RUNNING, "shared", [GATHER_SECONDS], id="pod-with-a-mark-runs"),
         pytest.param("plain", State.CREATED, "shared", [], id="made-in-the-shared-set"),
         pytest.param("plain", State.EXITED, "", [SETTLE_SECONDS], id="ends"),
         pytest.param("plain", State.RUNNING, "0-7", [NOW], id="made-by-an-older-table"),
@@ -192,10 +194,15 @@ def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
 def test_event_of_the_runtime(
     node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
 ) -> None:
-    """Only a container created on its current CPUs, or the end of a plain one, may wait for a later pass."""
+    """Only a container created on its current CPUs, or the end of a plain one, may wait for a later pass.
+
+    One of a plain pod waits as long as for its end, unless the pod has a mark.
+    """
     node.add("machine", PLAIN)
     node.documents["machine"]["spec"]["runtimeClassName"] = "kata"
     node.add("cmk", Wish(cores=1))
+    node.add("marked", PLAIN)
+    node.documents["marked"]["metadata"].setdefault("annotations", {})[GUARDED] = "true"
 
     def event(_: Agent) -> None:
         table = watch.tables[-1]
