@@ -290,6 +290,7 @@ def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> Con
 
     plugin = Plugin(is_vm_handler, put=put_process)
     plugin.sandbox_started = devices.sandbox_started
+    runtime.facts.first_process = plugin.first_process
     cgroups = CgroupWatcher(config.cgroup_root, StartedOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 

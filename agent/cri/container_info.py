@@ -79,6 +79,7 @@ class ContainerInfo:
     pid: int = 0
     cgroup: str | None = None
     in_vm: bool = False
+    has_host_shim: bool = False  # the runtime named its shim, which starts no virtual machines
     has_quota: bool = False  # has a CFS quota
     started: float = 0.0  # seconds since the epoch
     # Whether it was read while the container ran: CRI-O reports a pid before the start time.
@@ -104,7 +105,9 @@ def read_info(verbose: bytes | bytearray) -> ContainerInfo:
         return ContainerInfo()
     spec = info.spec or _Spec()
     linux = spec.linux or _Linux()
-    return ContainerInfo(info.pid, cgroup_path(linux.cgroup), is_vm_handler(info.shim), linux.quota > 0)
+    in_vm = is_vm_handler(info.shim)
+    has_host_shim = bool(info.shim) and not in_vm
+    return ContainerInfo(info.pid, cgroup_path(linux.cgroup), in_vm, has_host_shim, linux.quota > 0)
 
 
 def environment_sizes(verbose: bytes | bytearray) -> Iterator[int] | None:

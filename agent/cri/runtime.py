@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from agent.cri import listing_pb2
-from agent.cri.container_info import ContainerInfo, describe
+from agent.cri.container_facts import ContainerFacts
+from agent.cri.container_info import describe
 from agent.cri.environments import largest_environments
 from agent.cri.followed import FollowedList
 from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
-from agent.cri.statuses import container_exit, container_info
+from agent.cri.statuses import container_exit
 from agent.errors import AgentError, Gone, Refused, TooLarge, Unavailable
 from agent.grpc_calls import Calls
 from apiserver.backoff import Backoff
 from pinning.machine.cpuset import EMPTY
-from pinning.planning.observed import Owner, State
+from pinning.planning.observed import Owner
 from pinning.pods.vm_handlers import is_vm_handler
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 
 SERVICE: Final = "runtime.v1.RuntimeService"
 _UPDATES_AT_ONCE: Final = 2  # a third makes containerd no faster and delays the kubelet's calls
-_STATUSES_AT_ONCE: Final = 1  # a status carries the container's environment, up to 16 MiB
 _POLLS_WITH_EVENTS: Final = 10  # poll this many times less often while the event stream works
 # room for a pod's status; a larger event is skipped, and the next poll finds the change
 _EVENT_BYTES: Final = 2**20
@@ -56,8 +55,7 @@ class CRI:
         self._calls = Calls(socket, SERVICE, timeout_seconds)
         self._poll_seconds = poll_seconds
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
-        self._statuses = asyncio.Semaphore(_STATUSES_AT_ONCE)
-        self._infos: dict[str, ContainerInfo] = {}
+        self.facts = ContainerFacts(self._calls)
         self._owners: dict[str, Owner] = {}  # owners of the containers in the last listing
         self._in_events: dict[str, Owner] = {}  # owners of containers that events named after that listing
         self._sandboxes: Collection[str] = ()
@@ -105,11 +103,13 @@ class CRI:
             if not is_vm_handler((sandbox := sandboxes[container.sandbox]).handler)
         }
         self._sandboxes = sandboxes.keys()
+        is_followed = self._followed.is_current
         infos = [
-            _settled(self._infos.get(each.id), each.state) or await self._info_of(each) for each in known
+            await self.facts.of(each, sandboxes[each.sandbox].handler, is_followed=is_followed)
+            for each in known
         ]
         found = [(container, info) for container, info in zip(known, infos, strict=True) if info]
-        self._infos = {container.id: info for container, info in found}
+        self.facts.keep(found)
         await self._machines.take(sandboxes, found)
         if self._machines.machines:
             self._followed.doubt()
@@ -148,24 +148,6 @@ class CRI:
         sandbox = (await self._lists.sandboxes(container.sandbox)).get(container.sandbox)
         return _owner(container, sandbox) if sandbox and not is_vm_handler(sandbox.handler) else None
 
-    async def _info_of(self, container: ListedContainer) -> ContainerInfo | None:
-        """Read a container's verbose status."""
-        async with self._statuses:
-            info = await self._ask_info(container.id)
-        is_running = container.state is State.RUNNING
-        return replace(info, of_running=is_running) if info else None
-
-    async def _ask_info(self, container_id: str) -> ContainerInfo | None:
-        """Read a container's status; None if the container does not exist, an empty status if the runtime fails."""
-        try:
-            return await container_info(self._calls, container_id)
-        except Gone:
-            return None
-        except (Refused, TooLarge) as refused:
-            facts = {"container": container_id, "reason": str(refused)}
-            logger.warning("container status refused", extra={"facts": facts})
-            return ContainerInfo(is_too_large=isinstance(refused, TooLarge))
-
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime set and record a container's CPUs.
 
@@ -188,12 +170,12 @@ class CRI:
 
     async def exit_of(self, container_id: str) -> ContainerExit | None:
         """Return how a container ended, None if it has not; raise Gone, TooLarge, Unavailable, Refused."""
-        async with self._statuses:
+        async with self.facts.turn:
             return await container_exit(self._calls, container_id)
 
     async def largest_environments(self) -> tuple[LargeEnvironment, ...] | None:
         """Return the containers with the largest environments; None if the runtime is out of reach."""
-        return await largest_environments(self._calls, self._lists, self._statuses)
+        return await largest_environments(self._calls, self._lists, self.facts.turn)
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever containers may have changed, until cancelled; reconnect after errors.
@@ -208,7 +190,7 @@ class CRI:
         while True:
             try:
                 await self.identify()
-                self._followed.lost()
+                self._lost()
                 changed()
                 await self._watch_connected(changed, backoff)
             except AgentError as error:
@@ -266,10 +248,15 @@ class CRI:
                 return
             except TooLarge as large:
                 logger.info("event of the runtime passed over", extra={"facts": {"reason": str(large)}})
-                self._followed.lost()
+                self._lost()
                 changed()
                 # a reconnect at once could receive the same oversized event
                 await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)
+
+    def _lost(self) -> None:
+        """Note that events may have been missed, and the runtime restarted."""
+        self._followed.lost()
+        self.facts.lost()
 
     async def _take_events(self, changed: Callable[[], None]) -> None:
         """Call `changed` at every event with news.
@@ -302,14 +289,6 @@ def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
         return {}
     uid = event.pod_sandbox_status.metadata.uid
     return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
-
-
-def _settled(known: ContainerInfo | None, state: State) -> ContainerInfo | None:
-    """Return a container's status unless it must be read: once after creation, and once more when it runs."""
-    if state is State.EXITED:
-        return replace(known, pid=0) if known and known.pid else known or ContainerInfo()
-    is_read = known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running))
-    return known if is_read else None
 
 
 def _machines(sandboxes: Mapping[str, ListedSandbox]) -> Iterator[ListedSandbox]:

@@ -76,6 +76,8 @@ class Plugin:
         self._put = put
         # Containers with threads that started faster than they were moved, until a pass moves them.
         self.unsettled: set[str] = set()
+        # pids and cgroupsPaths of first processes, by container id, from before the start until the removal
+        self._first_processes: dict[str, tuple[int, str]] = {}
         self._unseen: dict[str, StartedContainer] = {}  # created by older tables and not seen by a pass yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
@@ -85,6 +87,10 @@ class Plugin:
     def names_all(self) -> bool:
         """Return whether each new container on the host is in `started` before its cgroup is made."""
         return self._clock() - self.asked_since > COVERED_SECONDS
+
+    def first_process(self, container_id: str) -> tuple[int, str] | None:
+        """Return pid and cgroupsPath of a container that starts or has started, None if they were not shown."""
+        return self._first_processes.get(container_id)
 
     def asked(self, *, is_asked: bool) -> None:
         """Note whether the runtime asks from now on."""
@@ -101,6 +107,7 @@ class Plugin:
         there = {container.id for container in containers}
         self.started = {key: container for key, container in self.started.items() if key in there}
         self._unseen = {key: container for key, container in self._unseen.items() if key in there}
+        self._first_processes = {key: first for key, first in self._first_processes.items() if key in there}
         self._judged = None
         return ()
 
@@ -173,6 +180,8 @@ class Plugin:
         elif event == Event.START_CONTAINER:
             if container.id == self._answered:
                 self._answered = ""
+            if container.pid and container.linux.cgroups_path:
+                self._first_processes[container.id] = container.pid, container.linux.cgroups_path
             self._put_home(pod, container)
 
     def _put_home(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
@@ -198,6 +207,7 @@ class Plugin:
 
     def _forget(self, container_id: str) -> None:
         self.started.pop(container_id, None)
+        self._first_processes.pop(container_id, None)
         self.unsettled.discard(container_id)
         if self._unseen.pop(container_id, None):
             self._judged = None

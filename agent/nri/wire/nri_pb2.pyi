@@ -87,18 +87,26 @@ class KnownPodSandbox(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., namespace: _Optional[str] = ..., runtime_handler: _Optional[str] = ...) -> None: ...
 
 class KnownContainer(_message.Message):
-    __slots__ = ("id", "pod_sandbox_id", "name", "state", "pid")
+    __slots__ = ("id", "pod_sandbox_id", "name", "state", "linux", "pid")
     ID_FIELD_NUMBER: _ClassVar[int]
     POD_SANDBOX_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LINUX_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     id: str
     pod_sandbox_id: str
     name: str
     state: ContainerState
+    linux: KnownLinux
     pid: int
-    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[ContainerState, str]] = ..., pid: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., pod_sandbox_id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[ContainerState, str]] = ..., linux: _Optional[_Union[KnownLinux, _Mapping]] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class KnownLinux(_message.Message):
+    __slots__ = ("cgroups_path",)
+    CGROUPS_PATH_FIELD_NUMBER: _ClassVar[int]
+    cgroups_path: str
+    def __init__(self, cgroups_path: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("update", "more")

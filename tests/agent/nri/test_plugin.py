@@ -161,6 +161,25 @@ def test_start_of_a_sandbox_is_reported(node: Node) -> None:
     assert started == [A.uid]
 
 
+def test_first_process_is_known_from_the_start_until_the_removal(node: Node) -> None:
+    """Pid and cgroup of a container that starts are kept; without a pid, as CRI-O before 1.36 has none, they are not."""
+    started, later = container("c0", "a"), container("c1", "a")
+    started.pid, started.linux.cgroups_path = 42, "/kubepods/pod1/a-c0"
+    later.CopyFrom(started)
+    later.id = "a-c1"
+    without = container("c2", "a")
+    without.linux.cgroups_path = "/kubepods/pod1/a-c2"
+    for each in (started, later, without):
+        node.plugin.event(Event.START_CONTAINER, known_pod(A), known(each))
+    shown = [node.plugin.first_process(each.id) for each in (started, later, without)]
+    assert shown == [(42, "/kubepods/pod1/a-c0")] * 2 + [None]
+
+    node.plugin.event(Event.REMOVE_CONTAINER, known_pod(A), known(started))
+    assert (node.plugin.first_process(started.id), node.plugin.first_process(later.id)) == (None, shown[1])
+    node.plugin.synchronize((), ())
+    assert node.plugin.first_process(later.id) is None
+
+
 def test_incomplete_move_of_a_first_process_is_recorded() -> None:
     """A container whose threads were not all moved is in `unsettled` until it is removed."""
     node = node_with(replace(EXCLUSIVE, shared="true"))

@@ -1,0 +1,85 @@
+"""Facts of containers that no list has: process and cgroup, from their verbose statuses or from NRI.
+
+A verbose status carries the container's environment and costs as much as three events. Over NRI the runtime shows pid and
+cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is asked for
+until one container of the same runtime handler had a shim without virtual machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from agent.cri.container_info import ContainerInfo, cgroup_path
+from agent.cri.statuses import container_info
+from agent.errors import Gone, Refused, TooLarge
+from pinning.planning.observed import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from agent.cri.lists import ListedContainer
+    from agent.grpc_calls import Calls
+
+_AT_ONCE: Final = 1  # a status carries the container's environment, up to 16 MiB
+
+logger = logging.getLogger(__name__)
+
+
+class ContainerFacts:
+    """Cache of the facts of each container."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.turn = asyncio.Semaphore(_AT_ONCE)  # for a call that answers with a status
+        # returns pid and cgroupsPath that NRI showed of a container that starts
+        self.first_process: Callable[[str], tuple[int, str] | None] = lambda _: None
+        self._calls = calls
+        self._infos: dict[str, ContainerInfo] = {}
+        self._host_handlers: set[str] = set()  # handlers that had a shim without virtual machines
+
+    async def of(
+        self, container: ListedContainer, handler: str, *, is_followed: bool
+    ) -> ContainerInfo | None:
+        """Return the facts of a container, None if it does not exist; raise Unavailable.
+
+        `is_followed`: events prove that the runtime, and so the shim of each handler, is the same as before.
+        """
+        if known := _settled(self._infos.get(container.id), container.state):
+            return known
+        shown = self.first_process(container.id) if is_followed and handler in self._host_handlers else None
+        if shown and container.state is State.RUNNING:
+            return ContainerInfo(shown[0], cgroup_path(shown[1]), has_host_shim=True, of_running=True)
+        async with self.turn:
+            info = await self._asked(container.id)
+        if is_followed and info and info.has_host_shim:
+            self._host_handlers.add(handler)
+        return replace(info, of_running=container.state is State.RUNNING) if info else None
+
+    def keep(self, found: Iterable[tuple[ListedContainer, ContainerInfo]]) -> None:
+        """Keep the facts of these containers alone."""
+        self._infos = {container.id: info for container, info in found}
+
+    def lost(self) -> None:
+        """Note that the runtime may have been restarted with other shims."""
+        self._host_handlers.clear()
+
+    async def _asked(self, container_id: str) -> ContainerInfo | None:
+        """Read a container's status; None if the container does not exist, an empty status if the runtime fails."""
+        try:
+            return await container_info(self._calls, container_id)
+        except Gone:
+            return None
+        except (Refused, TooLarge) as refused:
+            facts = {"container": container_id, "reason": str(refused)}
+            logger.warning("container status refused", extra={"facts": facts})
+            return ContainerInfo(is_too_large=isinstance(refused, TooLarge))
+
+
+def _settled(known: ContainerInfo | None, state: State) -> ContainerInfo | None:
+    """Return a container's status unless it must be read: once after creation, and once more when it runs."""
+    if state is State.EXITED:
+        return replace(known, pid=0) if known and known.pid else known or ContainerInfo()
+    is_read = known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running))
+    return known if is_read else None

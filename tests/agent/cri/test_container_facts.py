@@ -1,0 +1,99 @@
+"""Facts of containers, from the runtime's verbose status or from NRI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.cri.container_info import ContainerInfo
+from agent.cri.lists import ListedContainer
+from agent.cri.runtime import CRI
+from pinning.planning.observed import State
+from tests.agent.cri.fake_cri import FakeRuntime
+from tests.agent.cri.playing import INFO, play
+
+CGROUP = "/kubepods.slice/kubepods-pod1.slice/crio-one.scope"
+RUNC = INFO | {"runtimeType": "io.containerd.runc.v2"}
+KATA = INFO | {"runtimeType": "io.containerd.kata.v2"}
+
+
+def listed(name: str, state: State = State.RUNNING) -> ListedContainer:
+    """Return the list's entry of a container."""
+    return ListedContainer(name, f"s-{name}", name, state, 0)
+
+
+async def asked(
+    fake: FakeRuntime, runtime: CRI, *containers: ListedContainer, handler: str = "", is_followed: bool = True
+) -> Sequence[tuple[ContainerInfo | None, int]]:
+    """Return the facts of containers, each with the number of statuses that were asked for until then."""
+    found = []
+    for container in containers:
+        info = await runtime.facts.of(container, handler, is_followed=is_followed)
+        found.append((info, fake.asked["ContainerStatus"]))
+    return found
+
+
+def show(runtime: CRI) -> None:
+    """Let NRI show the first process of every container."""
+    runtime.facts.first_process = lambda name: (43, f"kubepods-pod1.slice:crio:{name}")
+
+
+def test_shown_process_needs_no_status(tmp_path: Path) -> None:
+    """After the first container of a handler, pid and cgroup of one that runs come from NRI."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        show(runtime)
+        for name in ("zero", "one", "two"):
+            fake.add(name, RUNC)
+        (first, one), (second, two) = await asked(fake, runtime, listed("zero"), listed("one"))
+        assert (first and first.pid, one) == (42, 1)
+        assert (second and (second.pid, second.cgroup, second.of_running), two) == ((43, CGROUP, True), 1)
+
+        created, runs = listed("two", State.CREATED), listed("two")
+        (third, three), (fourth, four) = await asked(fake, runtime, created, runs)
+        assert (third and third.of_running, three) == (False, 2)
+        assert (fourth and fourth.pid, four) == (43, 2)
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("info", "handlers", "is_followed"),
+    [
+        pytest.param(INFO, ("", ""), True, id="no-shim-as-in-CRI-O"),
+        pytest.param(KATA, ("", ""), True, id="virtual-machines"),
+        pytest.param(RUNC, ("", "other"), True, id="another-handler"),
+        pytest.param(RUNC, ("", ""), False, id="no-events"),
+    ],
+)
+def test_status_is_requested_where_the_shim_may_be_another(
+    tmp_path: Path, info: object, handlers: tuple[str, str], *, is_followed: bool
+) -> None:
+    """A container whose handler may start virtual machines is asked for."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        show(runtime)
+        for name, handler in zip(("zero", "one"), handlers, strict=True):
+            fake.add(name, info)
+            await asked(fake, runtime, listed(name), handler=handler, is_followed=is_followed)
+        assert fake.asked["ContainerStatus"] == 2
+
+    play(tmp_path, scenario)
+
+
+def test_status_is_requested_after_events_were_lost(tmp_path: Path) -> None:
+    """A runtime that was restarted may have other shims, and a container that NRI did not show has no facts."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        show(runtime)
+        for name in ("zero", "one", "two"):
+            fake.add(name, RUNC)
+        await asked(fake, runtime, listed("zero"))
+        runtime.facts.lost()
+        assert [number for _, number in await asked(fake, runtime, listed("one"))] == [2]
+        runtime.facts.first_process = lambda _: None
+        assert [number for _, number in await asked(fake, runtime, listed("two"))] == [3]
+
+    play(tmp_path, scenario)
