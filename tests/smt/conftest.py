@@ -31,6 +31,8 @@ THREE_CORES = GuestMachine(
         ),
     ),
 )
+CARD = ("-netdev", "user,id=card,restrict=on", "-device", "virtio-net-pci,netdev=card")
+HAS_CARD = bool(os.environ.get("COREPIN_NETWORK_CARD"))
 QUIET_KILLS = int(os.environ.get("COREPIN_QUIET_KILLS", "1"))
 IRQBALANCE_ROUNDS = int(os.environ.get("COREPIN_IRQBALANCE_ROUNDS", "0"))
 
@@ -66,8 +68,11 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
         with suppress(debian.NotInstalled):  # its test says that it is skipped
             program = debian.unpack("irqbalance") / "usr/sbin/irqbalance"
             options += f" IRQBALANCE={program} IRQBALANCE_ROUNDS={IRQBALANCE_ROUNDS}"
+    if HAS_CARD:
+        options += " NETWORK_CARD=1"
     options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC
     folder = tmp_path_factory.mktemp("quiet-")
     more = 60.0 * QUIET_KILLS + 10.0 * IRQBALANCE_ROUNDS
-    machine = replace(THREE_CORES, seconds=THREE_CORES.seconds + more)
+    devices = THREE_CORES.devices + CARD * HAS_CARD
+    machine = replace(THREE_CORES, seconds=THREE_CORES.seconds + more, devices=devices)
     return boot("tests.smt.scenario_interrupts", folder, machine=machine, kernel_options=options)

@@ -1,10 +1,11 @@
-"""Inside the guest: the kernel's files that keep CPUs quiet, and what is to be in them."""
+"""Inside the guest: the kernel's files that keep CPUs quiet, what is to be in them, and devices that interrupt."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,10 @@ QUEUE: Final = re.compile(
     r"nvme\d+q[1-9]\d*"
 )  # of a disk; its interrupt is managed: the kernel alone places it
 REQUESTS: Final = 200
+NET: Final = Path("/sys/class/net")
+PCI: Final = Path("/sys/bus/pci/devices")
+HERE, GATEWAY = "10.0.2.15/24", "10.0.2.2"  # QEMU answers
+PINGS: Final = 100
 
 
 def affinities() -> dict[str, str]:
@@ -146,3 +151,33 @@ def _quieted(name: str, text: str, quiet: CPUSet, most: int) -> str:
         return str(min(int(text) or most, most)) if int(number) in quiet else text
     rest = CPUSet.parse(text) - quiet
     return str(rest or CPUSet.parse(online()) - quiet)
+
+
+def cards() -> list[str]:
+    """Return the names of network interfaces that are devices."""
+    return [path.parent.name for path in NET.glob("*/device")]
+
+
+def one_card() -> str:
+    """Return the name of the only card."""
+    (name,) = cards()
+    return name
+
+
+def pci_device(card: str) -> Path:
+    """Return the folder of a card on the PCI bus: that of a virtio device is its parent's."""
+    device = (NET / card / "device").resolve()
+    return next(folder for folder in (device, *device.parents) if (PCI / folder.name).exists())
+
+
+def bring_up(card: str) -> None:
+    """Give a card an address, so that it can be used."""
+    for words in (f"address add {HERE} dev {card}", f"link set {card} up"):
+        subprocess.run(["ip", *words.split()], check=True)
+
+
+def ping() -> None:
+    """Send packets one after the other, each of which is answered, if there is a card."""
+    if cards():
+        words = ["busybox", "ping", "-A", "-q", "-c", str(PINGS), GATEWAY]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

@@ -28,13 +28,18 @@ from tests.smt.quiet_files import (
     WORKQUEUES,
     affinities,
     bounds,
+    bring_up,
     busiest,
+    cards,
     counts,
     default_affinity,
     grown,
     limit,
     managed,
     masks,
+    one_card,
+    pci_device,
+    ping,
     place_interrupts,
     reaches,
     refusal,
@@ -73,6 +78,7 @@ def main() -> None:
         tell("quiet", cpus)
         keep_one(node, cpus)
         load_a_driver(cpus)
+        add_a_card(cpus)
         off_and_on(cpus)
         killed(node, cpus)
         ended(node, originals)
@@ -119,8 +125,9 @@ def tell(step: str, cpus: CPUSet, use: str = "") -> None:
 
 
 def use_devices(file: str) -> None:
-    """Cause interrupts of the host's file system, and of what a file is read from."""
+    """Cause interrupts of the host's file system, of a network card, and of what a file is read from."""
     traffic()
+    ping()
     if file:
         with Path(file).open("rb", buffering=0) as device:
             for _ in range(20):
@@ -167,6 +174,24 @@ def load_a_driver(cpus: CPUSet) -> None:
     tell("driver", cpus, use="/dev/hwrng")
     now = {number for number in affinities() if any(it.is_dir() for it in (IRQ / number).iterdir())}
     report("loaded", new={number: affinities()[number] for number in now - numbers})
+
+
+def add_a_card(cpus: CPUSet) -> None:
+    """Use a network card whose driver is loaded now, and the same one after it was taken out and put in again."""
+    if "NETWORK_CARD" not in os.environ:
+        return
+    subprocess.run(["modprobe", "virtio_net"], check=True)
+    bring_up(card := one_card())
+    until_off(cpus)  # its driver lets it fire on all CPUs
+    tell("card", cpus)
+    slot = pci_device(card)
+    (slot / "remove").write_text("1")
+    wait_until(lambda: not cards())
+    Path("/sys/bus/pci/rescan").write_text("1")
+    wait_until(cards)
+    bring_up(one_card())
+    until_off(cpus)
+    tell("card put in", cpus)
 
 
 def inodes() -> dict[str, int]:

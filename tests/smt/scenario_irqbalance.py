@@ -14,7 +14,15 @@ from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.environments.guest.inside import WORK, Node, online, report
 from tests.environments.guest.polling import ANSWER_SECONDS, wait_until
-from tests.smt.quiet_files import counts, default_affinity, grown, place_interrupts, reaches, traffic
+from tests.smt.quiet_files import (
+    counts,
+    default_affinity,
+    grown,
+    ping,
+    place_interrupts,
+    reaches,
+    traffic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,8 +169,9 @@ def balance(cpus: CPUSet, balancing: Balancing) -> None:
 
 
 def use_devices() -> None:
-    """Cause interrupts of the host's file system and of the driver."""
+    """Cause interrupts of the host's file system, of the network card and of the driver."""
     traffic()
+    ping()
     with Path("/dev/hwrng").open("rb", buffering=0) as device:
         device.read(64)
 

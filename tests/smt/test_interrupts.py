@@ -8,6 +8,9 @@ import pytest
 
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.guest import Report
+from tests.smt.conftest import HAS_CARD
+
+LEAST_PACKETS = 50  # of 100 for which a network card interrupts
 
 
 def step(quiet: Report, name: str) -> dict[str, Any]:
@@ -90,6 +93,18 @@ def test_drivers_loaded_later_fire_elsewhere(quiet: Report) -> None:
     assert any("virtio" in name and not name.startswith("0:") for name in later["fired"])
     assert new
     assert all(CPUSet.parse(cpus).isdisjoint(CPUSet.parse(later["cpus"])) for cpus in new.values())
+
+
+@pytest.mark.skipif(not HAS_CARD, reason="COREPIN_NETWORK_CARD is not set")
+@pytest.mark.parametrize("when", ["card", "card put in", "offline", "next agent"])
+def test_network_card_that_is_added_later_fires_elsewhere(quiet: Report, when: str) -> None:
+    """Its driver was loaded while CPUs were quiet; then it was taken from the bus and put in again, and moved back."""
+    now = step(quiet, when)
+
+    assert_quiet(now)
+    assert (
+        sum(count for name, count in fired(now, on_pod=False).items() if "-input." in name) >= LEAST_PACKETS
+    )
 
 
 @pytest.mark.parametrize("when", ["offline", "online"])
