@@ -336,6 +336,7 @@ def start_containerd(version: str, directory: Path, host: tuple[str, ...] = ()) 
     containerd = Containerd(replace(programs, folders=folders, host=host), directory, snapshotter)
     (directory / "config.toml").write_text(config_text(programs.version, directory, IMAGE, snapshotter))
     held = lifeline.hold(directory)
+    _clean(containerd)  # what a killed run left whose process had the same number
     try:
         containerd.start()
         _import_image(containerd)

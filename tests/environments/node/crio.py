@@ -133,6 +133,7 @@ def start_crio(
     write_image(directory / "image.tar")
     crio.load(directory / "image.tar")
     held = lifeline.hold(directory)
+    _clean(crio)  # what a killed run left whose process had the same number
     try:
         crio.start()
         yield crio
