@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 RESTARTS = int(os.environ.get("COREPIN_CLAIM_RESTARTS", "1"))
 KILLS = int(os.environ.get("COREPIN_CLAIM_KILLS", "1"))
+REGISTERED, GIVEN_BACK = "registered at the kubelet", "claim given back while it is used"
 
 
 def _held_names(node: Node) -> list[str]:
@@ -63,6 +64,17 @@ def _container(node: Node, name: str, container: str) -> Container:
         return node.container_of({"status": {"containerStatuses": statuses}})
 
     return until(f"container {container} of pod {name} runs", found)
+
+
+def _logged(node: Node, message: str) -> int:
+    """Return how often the agent has logged a message since it was started."""
+    return node.agent.log.count(message)
+
+
+def _end(node: Node, name: str) -> None:
+    """Delete a pod and wait until the API server has it no more: the kubelet gives its claims back before."""
+    node.remove(name)
+    until(f"pod {name} has ended", lambda: not node.pod(name))
 
 
 def _values(pod: Path, variable: str) -> set[str]:
@@ -213,6 +225,31 @@ def test_restarts_of_kubelet_and_agent_prepare_nothing_again(claim_node: Node) -
         assert "claim prepared" not in node.agent.log
     node.remove("user")
     until_equal("it is given back", lambda: held(node), [])
+
+
+@pytest.mark.parametrize("first", ["user", "next"])
+def test_kubelet_that_lost_its_state_moves_no_container_of_a_claim(claim_node: Node, first: str) -> None:
+    """It prepares the claim again for the next pod alone, and gives it back at its end, also while the other one runs."""
+    node = claim_node
+    node.apply(claim("kept"))
+    [container] = node.run(claiming_pod("user", "kept"))
+    own = _assert_own(node, container, "user", "kept")
+    registered, given_back = _logged(node, REGISTERED), _logged(node, GIVEN_BACK)
+    restart_kubelet(node, (node.kubelet.directory / "root" / "dra_manager_state").unlink)
+    until("the kubelet knows the driver", lambda: _logged(node, REGISTERED) > registered)
+    node.apply(claiming_pod("next", "kept"))
+    containers = {"user": container, "next": node.running("next")}
+    assert _assert_own(node, containers["next"], "next", "kept") == own
+    assert not prepare_failed(node, "next")
+    [beside] = node.run(pod("beside", EXCLUSIVE, cpu=str(node.cores)))
+    _end(node, first)
+    assert _logged(node, GIVEN_BACK) - given_back == (first == "next")
+    del containers[first]
+    node.settled({**dict.fromkeys(containers.values(), own), beside: node.all - own})
+    assert _held_names(node) == ["kept"]
+    _end(node, *containers)
+    until_equal("it is given back", lambda: held(node), [])
+    until_equal("the other pod has them", lambda: len(beside.cpus), node.cores)
 
 
 def test_template_claim_that_is_deleted_while_it_is_prepared_keeps_its_cpus(claim_node: Node) -> None:
