@@ -7,6 +7,7 @@ the agent so often, instead of once.
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from pinning.contract import DRA_CPUSET_PREFIX
 from pinning.machine.cpuset import CPUSet
 from tests.environments.node.node import EXCLUSIVE, pod
-from tests.environments.waiting import until, until_equal
+from tests.environments.waiting import SECONDS, until, until_equal
 from tests.node.restarting import restart_kubelet
 from tests.node.starts.claims import (
     UPSTREAM,
@@ -250,6 +251,26 @@ def test_kubelet_that_lost_its_state_moves_no_container_of_a_claim(claim_node: N
     _end(node, *containers)
     until_equal("it is given back", lambda: held(node), [])
     until_equal("the other pod has them", lambda: len(beside.cpus), node.cores)
+
+
+def test_reset_serves_the_kubelet_until_the_pod_of_a_claim_has_ended(claim_node: Node) -> None:
+    """It takes the slice away and gives the container all CPUs; the pod ends without force, and then the reset does."""
+    node = claim_node
+    node.apply(claim("left"))
+    [container] = node.run(claiming_pod("user", "left"))
+    _assert_own(node, container, "user", "left")
+    node.agent.kill()
+    with subprocess.Popen([*node.agent.command, "--reset"], stderr=subprocess.DEVNULL) as reset:
+        try:
+            until_equal("its slice is removed", lambda: slices(node), [])
+            until_equal("it runs on all CPUs", lambda: container.cpus, node.all)
+            assert reset.poll() is None
+            _end(node, "user")
+            assert reset.wait(SECONDS) == 0
+        finally:
+            reset.kill()
+            node.agent.start()
+    until("the slice is there", lambda: slices(node))
 
 
 def test_template_claim_that_is_deleted_while_it_is_prepared_keeps_its_cpus(claim_node: Node) -> None:
