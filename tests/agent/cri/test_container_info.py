@@ -43,7 +43,9 @@ def test_cgroup_path_of_both_drivers(oci_path: str, path: str | None) -> None:
     ("verbose", "info"),
     [
         pytest.param(
-            '{"pid":7,"runtimeType":"io.containerd.runc.v2"}', ContainerInfo(7), id="containerd-created"
+            '{"pid":7,"runtimeType":"io.containerd.runc.v2"}',
+            ContainerInfo(7, has_host_shim=True),
+            id="containerd-created",
         ),
         pytest.param('{"runtimeSpec":{"linux":null,"annotations":null}}', ContainerInfo(), id="nothing-told"),
         pytest.param('{"runtimeType":"io.containerd.kata.v2"}', ContainerInfo(in_vm=True), id="kata-shim"),
