@@ -89,9 +89,9 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     if not changes_claims(old, new):
         return Verdict()
     before, after = read_pod(old), read_pod(new)
-    causes = few(added(_causes(before, settings), _causes(after, settings)))
     users = after.budget.staying(before.budget.users) if before.budget and after.budget else ()
     running = _in_pool(after, users)
+    causes = few(added(_causes(before, settings), _causes(running, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, running, settings))
     found = chain(
         warnings,

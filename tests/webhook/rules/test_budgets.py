@@ -307,6 +307,18 @@ def test_a_first_cpu_limit_causes_no_other_warning(words: dict[str, str], limit:
     ]
 
 
+def test_a_first_cpu_limit_needs_no_further_core() -> None:
+    """A slice of one CPU would need a core beside those of the pool, and the largest node has no other."""
+    settings = load_settings(b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]")
+    old: Any = budgeted("a", 6, {"m": 2, "log": None, "web": None}, annotations=REQUIRE)
+    new = copy.deepcopy(old)
+    new["spec"]["containers"][1]["resources"] = {"limits": {"cpu": "1"}}
+    assert review_changed_pod(old, new, settings).causes == ()
+    new["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "3"}}
+    new["metadata"]["annotations"]["cpu-manager.corepin.io/container.log"] = "exclusive"
+    assert "needs 4 whole cores" in review_changed_pod(old, new, settings).causes[0].message
+
+
 @table(
     "words, settings, budget, slice_, expected",
     {
