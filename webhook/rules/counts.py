@@ -78,10 +78,17 @@ class Need(NamedTuple):
         return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
 
 
+if TYPE_CHECKING:
+    _NeedsOf = Callable[[Claim], Iterable[Need]]
+
+
 def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tuple[Counted, ...]]:
     """Return the extended resources to add to the containers of a pod, by container."""
     counts_pool = _counts_pools(pod_claims.policies, settings)
-    found = _by_container(pod_claims, partial(_counted, pod_claims, settings), counts_pool=counts_pool)
+    judged_by = partial(_needs, pod_claims, settings=settings) if _requests_counts(pod_claims) else None
+    found = _by_container(
+        pod_claims, partial(_counted, pod_claims, settings), judged_by, counts_pool=counts_pool
+    )
     return {
         container: tuple([Counted(need.resource, need.least) for need in needs])
         for container, needs in found.items()
@@ -120,20 +127,32 @@ def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
 
 
 def _by_container(
-    pod_claims: PodClaims, needs_of: Callable[[Claim], Iterable[Need]], *, counts_pool: bool = True
+    pod_claims: PodClaims, needs_of: _NeedsOf, judged_by: _NeedsOf | None = None, *, counts_pool: bool = True
 ) -> dict[str, tuple[Need, ...]]:
     """Return the resources that the claims of a pod take, by the container that requests them.
 
     One container requests the resources of the pool, because `spec.resources` takes no extended resources. If the
     budget must be on one NUMA node, it requests those of the whole budget. Only CMK's claims are counted without a
-    placement policy.
+    placement policy. `judged_by` are the needs by which validation finds that container, if `needs_of` lacks some of them.
     """
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
-    found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pool = _pool_of(pod_claims) if counts_pool else None
     if pool is None or not (carrier := pod_claims.carrier):
-        return found
+        return {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
+    found, pooled = _shares(pod_claims, pool, needs_of)
+    judged = _shares(pod_claims, pool, judged_by) if judged_by else (found, pooled)
+    carrier = _carrying(pod_claims, *judged) or carrier
+    requested = (*found.get(carrier, ()), *pooled)
+    found[carrier] = tuple(_added(requested)) if len(requested) > 1 else requested
+    return found
+
+
+def _shares(
+    pod_claims: PodClaims, pool: Claim, needs_of: _NeedsOf
+) -> tuple[dict[str, tuple[Need, ...]], list[Need]]:
+    """Return what the containers of a pod with a budget request for themselves, and what one requests for the pool."""
+    found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
         parts = [*(claim for claim in pod_claims.slices if claim.role is not Role.INIT), pool]
@@ -142,10 +161,7 @@ def _by_container(
         for claim in pod_claims.slices:
             others = (need for need in found[claim.container] if need.resource != NUMA_CPUS)
             found[claim.container] = tuple(others)
-    carrier = _carrying(pod_claims, found, pooled) or carrier
-    requested = (*found.get(carrier, ()), *pooled)
-    found[carrier] = tuple(_added(requested)) if len(requested) > 1 else requested
-    return found
+    return found, pooled
 
 
 def _pool_of(pod_claims: PodClaims) -> Claim | None:
@@ -243,8 +259,7 @@ def _field(member: Member, need: Need) -> str:
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
     """Yield the containers for which the scheduler counts another amount than their claims take, with that amount."""
-    stated = {name for member in pod_claims.members for name in member.requests}
-    if stated <= _UNCOUNTED:  # most pods request no extended resource that corepin counts
+    if not _requests_counts(pod_claims):
         return
     needs_of = partial(_needs, pod_claims, settings=settings)
     for container, needs in _by_container(pod_claims, needs_of).items():
@@ -253,6 +268,11 @@ def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Memb
             given = member.requests.get(need.resource)
             if given is not None and not need.least <= (amount := whole(given) or 0) <= need.most:
                 yield member, need, amount
+
+
+def _requests_counts(pod_claims: PodClaims) -> bool:
+    """Return whether containers request extended resources that corepin counts; those of most pods request none."""
+    return not {name for member in pod_claims.members for name in member.requests} <= _UNCOUNTED
 
 
 def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, str]]:

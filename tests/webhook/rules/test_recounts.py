@@ -140,6 +140,19 @@ def test_a_count_is_corrected_to_what_can_be_right(given: int, expected: int) ->
     assert written == ([] if given == expected else [str(expected)])
 
 
+def test_the_users_count_of_the_pool_stays_beside_corepins() -> None:
+    """A second call removed corepin's count from `log`, because the user's made `web` the container for the pool's counts."""
+    settings = b"{numaCPUs: true, isolatedCores: false, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}]}"
+    words = {"numa-policy.corepin.io/pod": "single", **WORDS["isolate"]}
+    document: Any = budgeted("a", 4, {"main": 2, "log": None, "web": None}, annotations=words)
+    document["spec"]["containers"][2]["resources"] = {
+        kind: {ISOLATED: "2"} for kind in ("limits", "requests")
+    }
+    stored = mutated(document, settings)
+    assert counted(stored) == {"web": {ISOLATED: 2, NUMA: 8}}
+    assert not review_new_pod(stored, load_settings(settings), Injection(BUILT_IN)).causes
+
+
 def test_validation_names_the_order_of_webhooks() -> None:
     """The API server calls a webhook twice at most, so that another one may have changed the pod after the second call."""
     stored = mutated(budgeted("a", 4, {"main": 2, "log": None}, annotations=WORDS["isolate"]), NODES)
