@@ -21,7 +21,7 @@ PAGE: Final = Path("docs/pictures/page.png")
 NODE: Final = "node-1"
 _COLUMNS: Final = 72
 _MACHINE: Final = grid(2, 1, 1, 8)
-# Of a dark terminal, by the numbers that the drawing uses (ANSI SGR).
+# Colours of a dark terminal, by the ANSI SGR numbers that the drawing uses.
 _COLOURS: Final = {
     "32": "#4ec36b", "33": "#d7ba4e", "35": "#c586e0", "36": "#4fc1c9", "92": "#7ee787", "93": "#f2e27d",
     "94": "#79b8ff", "95": "#e6a6ff", "2": "#8b949e", "7": "#8b949e",

@@ -1,8 +1,8 @@
 """Signals as children of tests must find them, however the run itself was started.
 
-A shell starts `make test &` with SIGINT and SIGQUIT ignored, and `nohup` adds SIGHUP. What is ignored or blocked is
-inherited through exec, and then no test can end its child with Ctrl-C. A handler, even one that does nothing, is not
-inherited.
+A shell starts `make test &` with SIGINT and SIGQUIT ignored, and `nohup` adds SIGHUP. Ignored and blocked signals
+are inherited through exec, and then no test can end its child with Ctrl-C. A handler, even one that does nothing,
+is not inherited.
 """
 
 import signal

@@ -58,7 +58,7 @@ def test_demo_shows_admission_plan_and_pinning() -> None:
     ],
 )
 def test_values_are_said_in_words(value: Any, words: str) -> None:
-    """Each kind of addition reads as people say it."""
+    """Each kind of added value is printed as a short phrase."""
     assert brief(value) == words
 
 
@@ -75,6 +75,6 @@ def test_places_are_said_as_fields(path: str, value: Any, words: str) -> None:
 
 
 def test_a_removal_is_said_with_its_place() -> None:
-    """It has no value, only the entry of a list that goes."""
+    """A removal is printed with the path of the removed list entry."""
     step = {"op": "remove", "path": "/spec/containers/1/volumeMounts/0"}
     assert addition(step) == "containers[1].volumeMounts[0]: removed"

@@ -31,7 +31,7 @@ def the_object(example: Example) -> Any:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=ids(EXAMPLES))
 def test_example_gets_the_answer_it_promises(example: Example) -> None:
-    """Every cause and every warning is promised, every promise is kept, and a patch comes where one is promised."""
+    """An example's causes and warnings are exactly those that it promises, and so is its patch."""
     item, decider = the_object(example), Decider(Settings(), BUILT_IN)
     judged = judge(decider, item)
 
@@ -54,7 +54,7 @@ def test_example_is_a_kubernetes_object(example: Example) -> None:
 
 @pytest.mark.parametrize("example", OURS, ids=ids(OURS))
 def test_example_says_what_it_shows(example: Example) -> None:
-    """It begins with a sentence, and names who refuses; the object is named after the file."""
+    """An example begins with a sentence and names who refuses it; its object has the file's name."""
     first = example.path.read_text(encoding="utf-8").splitlines()[0]
 
     assert first.startswith("# ")

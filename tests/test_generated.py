@@ -23,7 +23,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("path", WRITTEN, ids=str)
 def test_code_is_that_of_the_messages(written: Path, path: Path) -> None:
-    """What is checked in is what `make proto` writes."""
+    """The checked-in code is what `make proto` writes."""
     assert (written / path).read_text() == path.read_text()
 
 

@@ -23,7 +23,7 @@ def project() -> Any:
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
 def test_one_version_everywhere(lock: str) -> None:
-    """What is tested is what ships: the image's locks choose the versions of the development lock."""
+    """The versions in the image's locks are those of the development lock, so that the tested ones ship."""
     chosen, tested = pins(lock), pins("requirements-dev.lock")
 
     assert chosen
@@ -58,7 +58,7 @@ def test_every_dependency_is_locked() -> None:
 
 
 def test_image_holds_every_package() -> None:
-    """What the wheel is made of is copied, and let through to the builder."""
+    """The Dockerfile copies every package of the wheel, and .dockerignore excludes none of them."""
     packages = set(project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     ignored = Path(".dockerignore").read_text(encoding="utf-8").splitlines()
 

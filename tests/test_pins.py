@@ -29,7 +29,7 @@ NEWER = Pins("registry/base:2@sha256:00", "20270101T000000Z", {"actions/checkout
 
 
 def test_dockerfile_has_what_is_pinned() -> None:
-    """Its base is named by digest, and its packages are those of a moment."""
+    """The Dockerfile has the pinned digest of its base and the pinned time of Debian's snapshot."""
     text = Path("Dockerfile").read_text(encoding="utf-8")
     assert pinned_dockerfile(text, PINS) == text
     assert f"ARG BASE={PINS.base}\nARG SNAPSHOT={PINS.snapshot}\n" in text
@@ -63,7 +63,7 @@ def test_action_that_is_not_pinned_is_an_error() -> None:
 
 
 def test_newest_of_each_is_taken() -> None:
-    """Of the same major version of an action, and of the base's tags with a date; packages of yesterday are complete."""
+    """A renewal takes the newest action of the same major version, the newest dated base, and yesterday's snapshot."""
     answers: dict[str, tuple[Any, Mapping[str, str]]] = {
         "token": ({"token": "t"}, {}),
         "tags/list": ({"tags": ["bookworm-slim", "bookworm-20260101-slim", "bookworm-20261101-slim"]}, {}),

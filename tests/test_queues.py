@@ -31,7 +31,7 @@ def test_emulated_machines_are_in_the_one_queue_that_starts_them() -> None:
 
 
 def test_queues_have_the_folders_of_all_their_tests(request: pytest.FixtureRequest) -> None:
-    """No collected test is in a folder that its queue leaves out; where all are collected, as in `make test`, none at all."""
+    """Each collected test is in a folder of its queue; if all are collected no folder is in two queues."""
     collected = request.config.stash[FOLDERS]
     machines, servers = ("nodes", "clusters", "runtimes", "vms"), ("shared", "apart")
     for kind, queues in (("machines", machines), ("servers", servers)):
@@ -41,7 +41,7 @@ def test_queues_have_the_folders_of_all_their_tests(request: pytest.FixtureReque
 
 
 def test_what_gives_way_is_nicer_in_its_session_and_as_a_session() -> None:
-    """A command that gives way has a higher niceness, and so has its session where the kernel groups by sessions."""
+    """A command that gives way has a higher niceness, and its session too where the kernel groups by sessions."""
     (yielding,) = re.findall(r"^yielding=.*$", SCRIPT, re.MULTILINE)
     shown = f"nice; if [ -e {AUTOGROUP} ]; then cat {AUTOGROUP}; fi"
     command = f"{yielding}; setsid --wait \"${{yielding[@]}}\" sh -c '{shown}'"
@@ -52,7 +52,7 @@ def test_what_gives_way_is_nicer_in_its_session_and_as_a_session() -> None:
 
 
 def test_what_counts_coverage_runs_only_what_decides() -> None:
-    """One queue counts coverage, that of the tests of what decides; the other tests without servers are beside it."""
+    """Only the queue with the tests of pure code measures coverage; the other tests without servers run beside it."""
     counting = re.findall(r"^.*\s--cov\s.*$", SCRIPT, re.MULTILINE)
     others = re.findall(r"^start plain .*$", SCRIPT, re.MULTILINE)
     assert [("${decides[@]}" in line, "$serverless" in line) for line in counting] == [(True, True)]

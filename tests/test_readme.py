@@ -81,12 +81,12 @@ def test_commands_are_understood(command: str) -> None:
 
 
 def test_there_are_commands() -> None:
-    """The tests beside this one have something to look at."""
+    """The README has a command line of each verb that these tests check."""
     assert {command.split()[0] for command in COMMANDS} == {"validate", "inject", "plan", "certs", "webhook"}
 
 
 def test_completion_knows_verbs_and_flags(tmp_path: Path) -> None:
-    """The shell asks the command itself, as the README's line has it asked."""
+    """Shell completion as in the README offers verbs, flags and values."""
     assert "register-python-argcomplete corepin" in README
     for typed, output in (
         ("corepin va", "validate"),

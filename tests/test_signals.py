@@ -25,7 +25,7 @@ def inherited(code: str) -> int:
 
 @pytest.mark.parametrize("start", [BACKGROUND, BLOCKED])
 def test_children_find_the_default_signals(start: str) -> None:
-    """What a background job or a parent ignores or blocks does not reach the children."""
+    """Children do not inherit signals that a background job or a parent ignores or blocks."""
     assert inherited(start)
     assert inherited(start + RESTORED) == 0
 

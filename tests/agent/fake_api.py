@@ -1,4 +1,4 @@
-"""An API server for the agent's reporters: it keeps objects by path, and says what it was asked."""
+"""An API server for the agent's reporters: it keeps objects by path, and records the requests."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class FakeMachineWatch:
-    """Reports what a test says (`MachineWatch` of `agent.reconcile`)."""
+    """Reports the changes that a test sets (`MachineWatch` of `agent.reconcile`)."""
 
     def __init__(self) -> None:
         self.is_complete = True

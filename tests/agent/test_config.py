@@ -38,12 +38,12 @@ def test_impossible_choices_are_refused(tmp_path: Path, node: str, runtime: str,
 def test_cpus_are_kept_quiet_with_component_and_configuration(
     tmp_path: Path, irq: Path | None, config: NodeConfig, found: bool
 ) -> None:
-    """Quotas and execs of containers under `quiet` depend on both."""
+    """CPUs are kept quiet only with both the component and the configuration."""
     assert AgentConfig("n", tmp_path, config=config, irq=irq).keeps_quiet is found
 
 
 def test_kubelet_url_needs_a_token(tmp_path: Path) -> None:
-    """With a folder of pods there is no service account, so a kubelet needs an API token."""
+    """A kubelet URL beside a folder of pods needs an API token, because there is no service account."""
     with pytest.raises(BadContract, match="--api-token"):
         AgentConfig("n", tmp_path, pods_dir=tmp_path, kubelet_url="https://n:10250")
     api = ApiFlags("https://api")

@@ -106,7 +106,7 @@ def test_start_waits_for_a_missing_key(files: ConfigFiles) -> None:
 
 
 def test_a_corrected_label_ends_the_wait_too(files: ConfigFiles) -> None:
-    """The label is read again after a minute."""
+    """A corrected label of the node ends the wait for a missing key after a minute."""
     start, _, left = starting(files, "bgi", "big")
     sleeps: list[float] = []
 

@@ -18,7 +18,7 @@ HOLDER = ContainerState("main", CPUPolicy.EXCLUSIVE, cpus=OWN)
 
 
 def test_gauges_show_the_newest_state_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many passes end between two reads, one state is counted, and once."""
+    """Gauges show the newest state when they are read, and compute it once for any number of passes."""
     counted: list[NodeState] = []
     count = Metrics._show_state
 
@@ -38,7 +38,7 @@ def test_gauges_show_the_newest_state_when_they_are_read(monkeypatch: pytest.Mon
 
 
 def test_gauges_are_empty_before_the_first_pass() -> None:
-    """Nothing is known yet."""
+    """Before the first pass the gauges have no values."""
     assert Metrics().registry.get_sample_value("corepin_agent_cpus", {"set": "online"}) is None
 
 
@@ -56,5 +56,5 @@ def test_gauges_are_empty_before_the_first_pass() -> None:
 def test_a_container_on_all_cpus_that_it_may_use_has_not_drifted(
     container: ContainerState, found: CPUSet, states: list[str]
 ) -> None:
-    """A cpuset may include pools that the container uses, and in a sandbox the CPUs of the pod's other containers."""
+    """A container on all CPUs of its pools, or of its sandbox, does not count as drifted."""
     assert list(_states(replace(container, proof=Proof(found, "now")))) == states

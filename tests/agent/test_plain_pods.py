@@ -95,12 +95,12 @@ def test_wait_of_a_change(before: Any, after: Any, seconds: float | None) -> Non
 def test_wait_of_a_change_where_the_runtime_asks_first(
     before: Any, after: Any, seconds: float | None
 ) -> None:
-    """A new plain pod can wait, because its containers get the same CPUs from the last table; marked ones are held back."""
+    """A new plain pod can wait if its containers get the same CPUs from the last table, unless it may be held back."""
     assert seconds_for_pod(PodChange("a", kept(before), kept(after)), asks_first=True) == seconds
 
 
 def test_pod_with_a_runtime_class_is_not_plain() -> None:
-    """Its virtual machine, if it starts one, must be confined while it boots, before the runtime lists it."""
+    """A pod with a runtime class gets a pass at once, because its virtual machine must be confined while it boots."""
     document = pod()
     document["spec"]["runtimeClassName"] = "kata"
     assert not is_plain(document, SeenPod.of(document))
@@ -160,7 +160,7 @@ def test_a_version_of_a_pod_is_parsed_once() -> None:
 
 
 def test_pods_that_a_pass_did_not_see_are_forgotten() -> None:
-    """Pods that came and went between passes leave nothing behind, not even where no pass succeeds."""
+    """Pods that were deleted before a pass saw them are dropped, also if no pass succeeds."""
     parsed = ParsedPods()
     kept, gone = parsed.read("kept", PLAIN), parsed.read("gone", PLAIN)
     parsed.keep({"kept"})

@@ -1,6 +1,6 @@
 """An event loop whose time jumps to the next timer when nothing is ready.
 
-What waits by timers alone is over at once, and a machine that is busy with something else changes no time in it. Not for
+Code that waits only on timers finishes at once, and load on the machine does not change its time. Not for
 tests with threads, processes or sockets, which need real time.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 Result = TypeVar("Result")
-TURN_SECONDS: Final = 1e-6  # duration of a turn of the loop: a wait may be too short to be added to the time
+TURN_SECONDS: Final = 1e-6  # per loop iteration, because a very short wait may not change the time
 
 
 class _Selector(selectors.DefaultSelector):
@@ -23,7 +23,7 @@ class _Selector(selectors.DefaultSelector):
     passed = 0.0  # seconds
 
     def select(self, timeout: float | None = None) -> Any:
-        """Return what is ready."""
+        """Return the events that are ready now."""
         if timeout is None:
             raise RuntimeError("nothing is left that could wake the loop")
         self.passed += max(TURN_SECONDS, timeout)

@@ -36,7 +36,7 @@ class Door:
                     await side.wait_closed()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):  # one side is gone: so is the other, soon
+        with suppress(OSError):  # one side has disconnected, so the other will soon
             while piece := await reader.read(self._piece):
                 await self.opened.wait()
                 writer.write(piece)

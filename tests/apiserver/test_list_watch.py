@@ -55,7 +55,7 @@ def uids(source: Watched) -> set[str]:
 
 
 def test_objects_are_listed_then_followed() -> None:
-    """Added, modified and deleted ones arrive, in lines that are cut anywhere; only what is selected is asked for."""
+    """Added, modified and deleted objects arrive however lines are split; list and watch have the selector."""
     lines = (
         event("ADDED", document("b", "11"))
         + event("MODIFIED", document("b", "12", note="1"))
@@ -71,7 +71,7 @@ def test_objects_are_listed_then_followed() -> None:
 
 
 def test_a_long_list_is_read_page_by_page() -> None:
-    """Every page counts before the list is complete."""
+    """The objects of each page are known before the list is complete."""
     server = Server(
         listed(document("a", "1"), following="next"), listed(document("b", "2")), streamed(stays=True)
     )
@@ -81,7 +81,7 @@ def test_a_long_list_is_read_page_by_page() -> None:
 
 
 class Heavy:
-    """Lists objects of a size from a place in the list on, as many as are asked for; a watch stays silent."""
+    """Serves pages of a list of equally large objects, each with the requested number; a watch stays silent."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
@@ -104,7 +104,7 @@ class Heavy:
 
 
 class Counted(httpx.AsyncByteStream):
-    """A body that counts what is taken of it."""
+    """A body that counts the bytes that were read of it."""
 
     def __init__(self, server: Heavy, body: bytes) -> None:
         self.server = server
@@ -118,7 +118,7 @@ class Counted(httpx.AsyncByteStream):
 
 
 def test_list_of_heavy_objects_is_never_held_in_one_piece() -> None:
-    """A page that grows beyond the bound is given up at once and asked for in halves; every object is known in the end."""
+    """A page above the size limit is dropped at once and requested in halves; in the end every object is known."""
     server = Heavy(*[2**20] * 40)
     source, waits = asyncio.run(follow(server, lambda seen: seen.complete))
     assert len(source.items) == 40
@@ -130,7 +130,7 @@ def test_list_of_heavy_objects_is_never_held_in_one_piece() -> None:
 
 
 def test_object_that_is_heavier_than_a_page_is_read_alone() -> None:
-    """One object is read however large it is, and those around it are, too."""
+    """An object above the page's size limit is read, and so are the objects around it."""
     source, waits = asyncio.run(follow(Heavy(1, HEAVY + 1, 1), lambda seen: seen.complete))
     assert (uids(source), waits) == ({"0", "1", "2"}, [])
 
@@ -149,12 +149,12 @@ def seconds_for(megabytes: int) -> float:
 
 
 def test_long_event_costs_what_its_length_costs() -> None:
-    """Eight times as long takes about eight times as long, however many pieces it comes in."""
+    """The time to read an event is linear in its size, however many pieces it comes in."""
     assert seconds_for(32) < 16 * seconds_for(4)
 
 
 def test_a_broken_watch_resumes_where_it_was() -> None:
-    """After a bookmark and a lost connection the watch goes on from the bookmark; the objects stay known."""
+    """After a bookmark and a lost connection the watch resumes at the bookmark; the objects stay known."""
     server = Server(
         listed(document("a", "1")),
         streamed(event("BOOKMARK", document("", "55")), httpx.ReadError("reset")),
@@ -173,7 +173,7 @@ def test_a_broken_watch_resumes_where_it_was() -> None:
     ],
 )
 def test_dropped_history_means_a_new_list(expired: httpx.Response) -> None:
-    """After 410 whatever is not in the new list is gone, and what is new is there."""
+    """After 410 the objects are exactly those of the new list."""
     server = Server(
         listed(document("a", "1")), expired, listed(document("b", "2"), version="99"), streamed(stays=True)
     )
@@ -215,7 +215,7 @@ def test_a_failing_server_is_asked_again_after_a_wait(failure: httpx.Response | 
 
 @pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
 def test_thirty_seconds_of_failures_cost_a_handful_of_requests(code: int) -> None:
-    """Thirty seconds of failures cost a few requests, because of backoff; then the watch goes on."""
+    """Thirty seconds of failures cost a few requests, because of backoff; then the watch resumes."""
     failures = [httpx.Response(code, text="told to") for _ in range(7)]
     again = streamed(event("ADDED", document("b", "2")), stays=True)
     server = Server(listed(document("a", "1")), *failures, again)
@@ -258,7 +258,7 @@ def test_an_error_event_of_another_kind_is_waited_out() -> None:
 
 
 def test_no_request_gives_up_waiting_for_a_connection() -> None:
-    """Connecting and answers have their time-outs; the wait for the pool has none, as it would lose connections."""
+    """Connecting and reading have timeouts; the wait for a pooled connection has none, as it would lose connections."""
     server = Server(listed(document("a", "1")), streamed(event("ADDED", document("b", "2")), stays=True))
     asyncio.run(follow(server, lambda seen: "b" in uids(seen)))
     times = [request.extensions["timeout"] for request in server.asked]
@@ -278,7 +278,7 @@ MANAGED = b'[{"f:a\\"]}":' * 5000 + b"[[],{}]" + b"}]" * 5000
 
 
 def test_deep_objects_end_no_watch_and_hide_no_other() -> None:
-    """Listed and changed they are read like others, less what lies too deep to be of interest."""
+    """Deeply nested objects are read from list and watch like others, without the parts below the depth limit."""
     raw = f'"{DEEP}"'.encode()
     first = listed(deep("a", "8"), document("b", "9")).content.replace(raw, MANAGED)
     then = event("MODIFIED", deep("a", "11")).replace(raw, MANAGED) + event("ADDED", document("c", "12"))
@@ -315,7 +315,7 @@ def test_half_a_deep_object_is_damaged() -> None:
 
 
 def test_others_go_on_while_a_deep_object_is_read() -> None:
-    """A megabyte of brackets takes a tenth of a second, and its user may write it again and again."""
+    """Other tasks run while a deep object is read, because a megabyte of brackets takes a tenth of a second."""
     turns: list[str] = []
 
     async def read() -> list[str]:

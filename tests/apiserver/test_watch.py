@@ -29,7 +29,7 @@ def followed(server: Server, accept: str = JSON, longest: int | None = None) -> 
 
 
 def test_watch_begins_where_the_list_ended() -> None:
-    """With bookmarks, for a time by chance, of what was selected and in the form that was asked for."""
+    """The request has the list's resource version and selector, bookmarks, a random timeout, and the content type."""
     server = Server(streamed(event("ADDED", document("a", "8")) + event("BOOKMARK", document("", "9"))))
 
     assert followed(server, METADATA) == ["ADDED", "BOOKMARK"]
@@ -55,7 +55,7 @@ def test_watch_begins_where_the_list_ended() -> None:
     ],
 )
 def test_errors_are_translated(line: bytes, error: type[APIError]) -> None:
-    """Whatever ends a watch is one of the errors of the client."""
+    """Each way in which a watch ends raises one of the client's errors."""
     with pytest.raises(APIError) as caught:
         followed(Server(streamed(line)), longest=500)
     assert type(caught.value) is error

@@ -29,7 +29,7 @@ class Answering:
 @pytest.mark.parametrize("content", [b"<html>", b"", b"\xff", b"[" * 100_000])
 @pytest.mark.parametrize("status", [200, 500])
 def test_answer_that_is_no_json_is_an_error(status: int, content: bytes) -> None:
-    """An answer that is no JSON, or nested too deeply, is an error that names the request, without a traceback."""
+    """An answer that is not JSON, or nested too deeply, is an error that names the request, without a traceback."""
     api: Any = Answering(status, content)
     cluster = KubeCluster(api, Names("corepin", "corepin-certs", ()))
 

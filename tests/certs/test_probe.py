@@ -71,7 +71,7 @@ def test_address_that_does_not_answer_shows_nothing() -> None:
 
 
 def test_name_that_does_not_resolve_has_no_address() -> None:
-    """An unknown name gives nothing to ask."""
+    """A name that does not resolve has no addresses to probe."""
     assert resolve(Address("corepin-webhook-replicas.invalid", 8443)) == frozenset()
     assert Probe((Address("corepin-webhook-replicas.invalid", 8443),), NAME)() == {}
 
@@ -82,5 +82,5 @@ def test_name_that_does_not_resolve_has_no_address() -> None:
     ids=["name", "IPv6"],
 )
 def test_address_is_printed(text: str, address: Address) -> None:
-    """IPv6 stands in brackets."""
+    """An IPv6 address is printed in brackets."""
     assert str(address) == text

@@ -52,7 +52,7 @@ def test_leaf_is_good_for_the_service_and_its_time(served: World) -> None:
 
 
 def test_leaf_is_renewed_before_a_third_is_left(served: World) -> None:
-    """Only the leaf changes, at once; its CA and the bundles stay."""
+    """A leaf is renewed before a third of its life is left; its CA and the bundles stay."""
     before, bundles = served.secret_now.data, served.configured[:]
     served.clock.advance(days=90 * 2 / 3 - 1)
 

@@ -41,7 +41,7 @@ class Mute(World):
 
 
 def rotator_of(world: World) -> tuple[Rotator, Metrics]:
-    """Return a rotation and what it counts."""
+    """Return a rotation and its metrics."""
     metrics = Metrics()
     return Rotator(world, world.probe, RotationSettings((NAME,)), metrics, world.clock), metrics
 
@@ -52,7 +52,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_step_is_retried_after_a_conflict() -> None:
-    """On a conflict another client's change is kept, the conflict counted, and the step decided anew."""
+    """On a conflict another client's change is kept, the conflict is counted, and the step is decided again."""
     world = Crowd()
     world.others = 3
     rotator, metrics = rotator_of(world)
@@ -74,7 +74,7 @@ def test_pass_fails_after_repeated_conflicts() -> None:
 
 
 def test_events_are_not_needed() -> None:
-    """A rotation goes on if events cannot be created, and counts them."""
+    """A rotation continues if events cannot be created, and counts the failures."""
     world = Mute()
     rotator, metrics = rotator_of(world)
 
@@ -110,7 +110,7 @@ def test_killed_at_each_write_of_a_rotation(write: int, takes_effect: bool) -> N
 
 
 def test_metrics_show_what_was_seen() -> None:
-    """Expiry, replicas, problems and the step that is due are gauges of the newest look."""
+    """Expiry, replicas, problems and the step that is due are gauges of the last observation."""
     world = World()
     world.serve()
     world.replicas["b:1"].answers = False
@@ -133,7 +133,7 @@ def test_metrics_show_what_was_seen() -> None:
 
 
 class Locked(World):
-    """A cluster that lets the rotation read, and refuses what it writes."""
+    """A cluster that lets the rotation read, and refuses its writes."""
 
     def write_secret(self, change: Change, version: str) -> None:
         """Refuse the change."""
@@ -141,7 +141,7 @@ class Locked(World):
 
 
 def test_pass_whose_write_fails_has_not_succeeded() -> None:
-    """The time of the last pass stands still while the due step cannot be taken, so that an alert tells."""
+    """The time of the last pass does not change while the due step cannot be taken, so that an alert fires."""
     rotator, metrics = rotator_of(Locked())
     with pytest.raises(ClusterError, match="403"):
         rotator.settle()

@@ -85,7 +85,7 @@ class World:
         self._leaves: list[tuple[float, x509.Certificate]] = []  # since when the Secret holds it
         self._trusted: list[tuple[float, Anchors]] = [(-1e9, frozenset())]
 
-    # What the rotation sees and does
+    # Reads and writes of the rotation
 
     def secret(self) -> Secret:
         """Return the Secret."""
@@ -144,7 +144,7 @@ class World:
         held = tuple(bundles.get(entry, pem) for entry, pem in enumerate(configuration.bundles))
         self.set_bundles(index, held)
 
-    # What others do
+    # Actions of other programs
 
     def edit(self, change: Change) -> None:
         """Change the Secret as another client with the right would."""
@@ -209,7 +209,7 @@ class World:
         ]
 
     def _views(self) -> list[Anchors]:
-        """Return what API servers may hold for true: the newest, and what was replaced a moment ago.
+        """Return the trust that API servers may have: the newest bundles, and those replaced a moment ago.
 
         Where nothing is trusted that is in its time, nothing serves, and nothing can be broken.
         """

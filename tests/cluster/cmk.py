@@ -126,7 +126,7 @@ def running_pods(cluster: Cluster, namespace: str) -> list[Any]:
 
 
 def injected(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the patch of CMK's webhook: the whole pod, with its additions; nothing of its own is noticed."""
+    """Return the patch of CMK's webhook, which replaces the whole metadata and spec."""
     metadata, spec = deepcopy(pod["metadata"]), deepcopy(pod["spec"])
     annotations = metadata.get("annotations") or {}
     amounts = [

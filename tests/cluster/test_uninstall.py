@@ -19,7 +19,7 @@ KINDS = ("namespaces", "clusterroles", "clusterrolebindings", "validatingadmissi
 
 
 def test_uninstalled_as_the_guide_says(cluster: Cluster, tmp_path: Path) -> None:
-    """Its commands leave no annotation, label, resource or object; containers have every CPU and were not restarted."""
+    """The guide's commands leave no annotation, label, resource or object; containers get every CPU, not restarted."""
     pinned, bystander = cluster.run(isolated("pinned"), user_pod("bystander"))
     until("told", lambda: (cluster.status("pinned") or {}).get("pinned"))
     assert ours(cluster.document(), cluster.pods())

@@ -43,7 +43,7 @@ DIRECTORIES: Final = {"/host/proc", "/opt/bin", "/etc/cmk"}
 
 
 def test_way_over_and_back(any_cluster: Cluster, tmp_path: Path) -> None:
-    """Step by step, each followed by what holds then; see the functions below."""
+    """Nodes migrate from CMK to corepin and back by the guide's steps; the functions below check each result."""
     cluster = any_cluster
     terminal = shell(cluster.plane.server, tmp_path)
     if cluster.applied:

@@ -47,7 +47,7 @@ def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
 def api_server(
     directory: Path, annotations: Mapping[str, str], *, topology: Any = None, **allocatable: str
 ) -> Iterator[Path]:
-    """Serve a node `n1`, and its topology, to who says to be `corepin`, and no other one; yield a kubeconfig."""
+    """Serve node `n1` and its topology to clients with corepin's user agent; yield a kubeconfig."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -61,7 +61,7 @@ def api_server(
 
 @contextmanager
 def api_objects(directory: Path, objects: Mapping[str, Any]) -> Iterator[Path]:
-    """Serve objects, or bytes, by path and query to who says to be `corepin`, and nothing else; yield a kubeconfig."""
+    """Serve objects or bytes by path and query to clients with corepin's user agent; yield a kubeconfig."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""A machine, pods and who brings them in files, as `corepin plan` reads them, and what it answers."""
+"""Files with a machine, pods and their controllers, as `corepin plan` reads them, and its output."""
 
 from __future__ import annotations
 

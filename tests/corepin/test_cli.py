@@ -83,7 +83,7 @@ def test_output_that_cannot_be_written_is_no_traceback(given: str, output: str, 
     ids=" ".join,
 )
 def test_empty_file_name_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """An unset variable of a shell does not stand for the current directory."""
+    """An empty path, as from an unset shell variable, does not mean the current directory."""
     with pytest.raises(SystemExit, match="2"):
         main(given)
     assert ": it is empty: write a name, or leave the flag out" in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_empty_file_name_is_refused(given: list[str], capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("verb", ["map", "doctor"])
 def test_empty_socket_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The words of the system alone, "Invalid argument", would name neither flag nor value."""
+    """An empty socket path is an error that names flag and value, which the system's message would not."""
     main([verb, "--socket", ""])
     captured = capsys.readouterr()
     found = " ".join((captured.out + captured.err).split())

@@ -302,7 +302,7 @@ def test_standard_input_is_named_in_errors(
 
 @pytest.mark.parametrize("verb", ["inject", "validate"])
 def test_closed_pipe_is_one_line(tmp_path: Path, verb: str) -> None:
-    """A reader that goes away (`| head`) gets exit code 2 and one line, never a traceback."""
+    """A reader that closes the pipe (`| head`) gets exit code 2 and one line, never a traceback."""
     source = written(tmp_path, *[POD] * 2)
     reading, writing = os.pipe()
     os.close(reading)
@@ -392,7 +392,7 @@ def test_names_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.Captur
 def test_closed_standard_error_leaves_the_output_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A warning within the YAML of `inject 2>&- | kubectl apply -f -` would damage it."""
+    """With stderr closed no warning is written into the YAML of `inject 2>&- | kubectl apply -f -`."""
     monkeypatch.setattr(sys, "stderr", None)
     assert main(["inject", "-f", str(tmp_path / "nowhere.yaml")]) == 2
     assert capsys.readouterr().out == ""

@@ -45,7 +45,7 @@ def test_a_pipe_has_no_colour() -> None:
 
 
 def test_closed_output_is_no_terminal() -> None:
-    """A stream is None if the shell closed it (`>&-`): the error about it comes from the write."""
+    """A stream that the shell closed (`>&-`) is None and counts as no terminal; only writing to it is an error."""
     assert not wants_colour(None, {"TERM": "xterm"})
     assert (columns(None, {}), columns(None, {"COLUMNS": "100"})) == (80, 100)
 

@@ -77,7 +77,7 @@ def test_state_of_the_local_socket_is_harmless(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_only_colours_of_ours_are_drawn() -> None:
-    """In colour too a name brings no escape sequence of its own, and breaks no line."""
+    """In a coloured picture an owner's name brings no escape sequence of its own, and breaks no line."""
     picture = Picture(grid(1, 1, 1, 2), (Holder(f"team/{NASTY}{FORGED}", CPUSet([1])),))
     assert_harmless(draw(picture, 80, colour=True), colour=True)
     assert "\x1b[8m" not in draw(picture, 80, colour=True)
@@ -85,7 +85,7 @@ def test_only_colours_of_ours_are_drawn() -> None:
 
 
 def pod() -> dict[str, Any]:
-    """Return a pod whose messages were chosen by who may write its status and its events."""
+    """Return a pod whose messages an attacker chose, who may write its status and its events."""
     return {
         "metadata": {"name": "web", "namespace": "default", "uid": "u"},
         "spec": {"nodeName": f"n1{NASTY}{FORGED}", "containers": [container("main")]},
@@ -204,7 +204,7 @@ def test_verdict_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 
 
 def test_any_text_survives_yaml_that_was_made_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    """The escapes of the edge are those of YAML, in keys, in values and in texts of many lines."""
+    """Text is escaped as in YAML, in keys, in values and in multi-line strings."""
     content = {"k\u202eey": "v\u3164", "lines": "a\n\u2066b\n", "ü": "ü\U000e0041", "tab\t": "\x9b"}
     write_out(write_yaml([content]))
 

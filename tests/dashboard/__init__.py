@@ -1,1 +1,1 @@
-"""The dashboard: what it makes of annotations, how it serves, and what a browser shows."""
+"""Tests of the dashboard: its model, its HTTP server, and its pages in a browser."""

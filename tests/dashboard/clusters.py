@@ -11,19 +11,19 @@ from tests.dashboard.documents import NOW, Document
 
 
 def a_node(document: Document) -> Node:
-    """Return a node as it is read."""
+    """Return the decoded node."""
     return NodeDecoder().decode(json.dumps(document).encode())
 
 
 def a_pod(document: Document) -> Pod:
-    """Return a pod as it is read; it has to do with corepin."""
+    """Return the decoded pod, which must have annotations of corepin."""
     pod = PodDecoder().decode(json.dumps(document).encode())
     assert pod is not None
     return pod
 
 
 def an_event(document: Document) -> Event:
-    """Return an event as it is read."""
+    """Return the decoded event."""
     return EventDecoder(lambda: NOW).decode(json.dumps(document).encode())
 
 

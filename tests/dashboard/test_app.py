@@ -56,14 +56,14 @@ def ask(path: str, method: str = "GET", **headers: str) -> httpx.Response:
 
 @pytest.mark.parametrize("path", ["/", "/nodes/n1", "/pods", "/pods/default/web", "/changes"])
 def test_every_address_of_the_page_is_its_document(path: str) -> None:
-    """Deep links work: the browser reads the address."""
+    """Every path of the page returns the same document, so that deep links work."""
     answer = ask(path)
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert answer.text.startswith("<!doctype html>")
 
 
 def test_files_of_the_page_are_served_and_no_others() -> None:
-    """Styles and modules with their types; nothing above the folder."""
+    """Styles and modules are served with their content types, and no file outside of the page's folder."""
     types = {
         name: ask(f"/page/{name}").headers["content-type"] for name in ("style.css", "main.js", "icon.svg")
     }
@@ -160,7 +160,7 @@ def test_it_is_healthy_once_everything_was_listed() -> None:
 
 
 def test_names_of_hosts_are_read() -> None:
-    """With a port or without, and IPv6 in brackets."""
+    """The host is read from a Host header with or without a port, also from an IPv6 address in brackets."""
     assert [host_of(text) for text in ("A:1", "a", "[::1]:2", "[::1]")] == ["a", "a", "[::1]", "[::1]"]
 
 
@@ -257,7 +257,7 @@ def test_page_elsewhere_gets_no_stream(monkeypatch: pytest.MonkeyPatch, site: st
 
 
 def test_viewers_with_the_same_filter_share_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred of them would take the process three seconds for each change: a view of 4,000 pods takes 30 ms."""
+    """Viewers with the same filter share one computed view: a hundred views of 4,000 pods take three seconds."""
     made: list[object] = []
 
     def counting(known: Cluster, chosen: Filter) -> msgspec.Struct:
@@ -283,7 +283,7 @@ def test_viewers_with_the_same_filter_share_a_view(monkeypatch: pytest.MonkeyPat
 
 
 def test_few_views_are_kept_and_no_older_state() -> None:
-    """A viewer may choose any filter, and the process has a limit of memory."""
+    """The cache of views has a limit, because viewers choose any filter, and keeps no outdated state."""
     views, made = app.ShownViews(), list[int]()
 
     def view(number: int) -> Callable[[Cluster], None]:

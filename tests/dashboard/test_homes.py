@@ -19,7 +19,7 @@ def web(uid: str = "new") -> Document:
 
 
 def seen(on: str, uid: str = "", time: str = EARLY) -> Document:
-    """Return an event about such a pod."""
+    """Return an event about a pod of this name."""
     document = event("web-0", "Unpinnable", "no room", on=on)
     involved = {**document["involvedObject"], **({"uid": uid} if uid else {})}
     return {**document, "involvedObject": involved, "lastTimestamp": time}

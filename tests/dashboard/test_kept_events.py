@@ -75,7 +75,7 @@ def test_memory_has_a_limit_at_every_moment() -> None:
 
 
 def test_few_events_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking takes time: SLACK new ones share one look."""
+    """Eviction runs once for every SLACK new events, because it walks all of them."""
     looks: list[int] = []
 
     def look(events: dict[str, Event]) -> dict[str, Event]:
@@ -90,6 +90,6 @@ def test_few_events_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_names_in_events_are_cut() -> None:
-    """An event may name what is no object: the API server sets no limit to that."""
+    """Long names in events are truncated, because the API server sets no limit to them."""
     long = an_event(event("x" * 2**20, "Drift", "text", on="y" * 2**20, namespace="z" * 2**20))
     assert len(long.pod) + len(long.node) < 1000

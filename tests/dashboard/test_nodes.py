@@ -56,7 +56,7 @@ def test_nodes_with_problems_are_first(known: Cluster) -> None:
 
 
 def test_node_says_how_many_claims_the_scheduler_does_not_count() -> None:
-    """Only claims that hold CPUs are counted; a refused claim is listed as waiting."""
+    """A node counts its uncounted claims that hold CPUs; a refused claim is listed as waiting instead."""
     said = {"uncounted": "it requests 0 corepin.io/isolated-cores"}
     known = cluster(
         node("n", MACHINE, pools(MACHINE, {"default/web/main": owner("1"), "default/web/side": owner("2")})),
@@ -69,7 +69,7 @@ def test_node_says_how_many_claims_the_scheduler_does_not_count() -> None:
 
 
 def test_container_whose_tasks_are_not_all_looked_at_is_not_proven() -> None:
-    """The kernel confirmed its CPUs, and it is counted among those that are not proven all the same."""
+    """A container with unread tasks counts as not proven, although the kernel confirmed its cpuset."""
     said = container("1") | {"notProven": "too many cgroups"}
     home = node("n", MACHINE, pools(MACHINE, {"default/web/main": owner("1")}))
     (row,) = overview(cluster(home, pod("web", {"main": said})), Filter()).rows

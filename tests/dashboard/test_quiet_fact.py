@@ -9,7 +9,7 @@ from published.pod_status import Container
 
 
 def test_the_reason_is_a_fact() -> None:
-    """A container whose CPUs are kept free of interrupts has no such fact."""
+    """The page shows why a container's CPUs are not quiet, and nothing if they are."""
     owner = Owner(policy="exclusive", cpus="1-2")
     fact = Fact("Not quiet", "no irqbalance")
     assert fact in facts(owner, Container(policy="exclusive", not_quiet="no irqbalance"))

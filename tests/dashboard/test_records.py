@@ -33,7 +33,7 @@ MACHINE = grid(2, 1, 1, 4)  # CPUs 0-7, siblings 8-15
 
 
 def test_every_cpu_of_a_node_is_counted_once() -> None:
-    """Whatever it is used for, it is used for one thing."""
+    """Each CPU is counted under exactly one use."""
     owners = {"default/a/main": owner("1,9"), "default/b/main": owner("2", smt="isolate", idle="10")}
     found = a_node(node("n", MACHINE, pools(MACHINE, owners)))
     assert found.counts == {Use.EXCLUSIVE: 3, Use.IDLE: 1, Use.RESERVED: 2, Use.SHARED: 10}
@@ -114,13 +114,13 @@ def test_damaged_status_of_a_pod_is_a_problem_and_no_failure(text: str) -> None:
     },
 )
 def test_status_that_would_take_much_memory_is_not_read(text: str) -> None:
-    """The page names the remedy; a short text may stand for a hundred times as much memory."""
+    """A status that would take too much memory once parsed is not read; the page names the remedy."""
     found = a_pod(pod("web", annotations={STATUS_CPUS: text}))
     assert (found.status, found.problem) == (None, TOO_LARGE)
 
 
 def test_status_of_a_large_pod_and_of_a_large_machine_is_read() -> None:
-    """Twelve pinned containers, 64 with findings of each kind, or a machine of 256 vCPUs, are within the limit."""
+    """The statuses of large pods and machines are read: 64 containers with findings, or 256 vCPUs."""
     assert a_pod(pod("web", pinned(12))).status
     findings = {
         "drift": True,
@@ -141,7 +141,7 @@ def pinned(count: int, **more: Any) -> dict[str, Any]:
 
 
 def test_large_statuses_share_a_budget() -> None:
-    """Beyond it a large status is not read until another one leaves; small ones are, and an update takes no more room."""
+    """Large statuses share a memory budget: beyond it one is not read until another is freed; small ones always are."""
     decoder = PodDecoder()
 
     def decode(number: int, containers: int = 64, **more: Any) -> Pod:
@@ -178,7 +178,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_five_thousand_large_pods_stay_within_the_dashboards_memory(kind: str) -> None:
-    """Each takes at most what was reckoned for it: by a tenth of 5,000 pods of up to 30 kB of annotations of ours."""
+    """The memory of 5,000 pods with up to 30 kB of annotations stays in its budget, measured on a tenth of them."""
     decoder = PodDecoder()
     pods = [pod(f"p{at}", annotations=HOSTILE[kind](at)) for at in range(500)]
     for number, document in enumerate(pods):
@@ -200,19 +200,19 @@ def test_five_thousand_large_pods_stay_within_the_dashboards_memory(kind: str) -
     ],
 )
 def test_events_are_read(change: dict[str, Any], time: str, count: int) -> None:
-    """About which pod, by the agent of which node, when last and how often."""
+    """An event has its pod, the node of its agent, its last time and its count."""
     found = an_event(event("web", "Drift", "text", kind="Warning") | change)
     assert (found.pod, found.node, found.reason, found.message) == ("default/web", "node-1", "Drift", "text")
     assert (found.time, found.count, found.is_warning) == (time, count, True)
 
 
 def test_long_event_is_cut() -> None:
-    """The API server sets no limit to messages, and each viewer is sent a hundred of them."""
+    """Long event messages are truncated, because the API server does not limit them and viewers get a hundred each."""
     assert len(an_event(event("web", "Drift", "x" * 2**20)).message) == MOST_MESSAGE
 
 
 def test_words_that_mean_nothing_are_cut() -> None:
-    """Annotations have 256 kB, and each viewer of a pod is sent what it asks for."""
+    """Annotations shown on a pod's page are bounded in length and total size, because each viewer is sent them."""
     names = [f"cpu-manager.corepin.io/container.c{number}" for number in range(200)]
     asks = a_pod(pod("web", annotations=dict.fromkeys(names, "x" * 1000))).asks
     assert set(map(len, asks.values())) == {MOST_WORD}
@@ -230,7 +230,7 @@ def test_what_is_no_object_is_refused() -> None:
 
 
 def test_objects_that_did_not_change_for_us_are_the_same() -> None:
-    """A kubelet's heartbeat, or another annotation, makes no new node and no new pod: nothing is computed again."""
+    """A node or pod whose relevant parts did not change is the same object, so that no view is computed again."""
     nodes, pods_ = NodeDecoder(), PodDecoder()
     first = json.dumps(node("n", MACHINE)).encode()
     beating = node("n", MACHINE)

@@ -1,4 +1,4 @@
-"""A session with `make try`: what it prints, the commands of its tour typed, and what its end leaves behind."""
+"""A session with `make try`: its output, the commands of its tour, and what remains after its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """The folder of all its files."""
+        """The folder in which `make try` keeps all of its files."""
         found = re.search(r"/\S*corepin-try-[^/\s]+", self.printed)
         assert found
         return Path(found[0])
@@ -87,7 +87,7 @@ class Session:
 
 @contextmanager
 def session(*flags: str) -> Iterator[Session]:
-    """Run it until the block ends, and see it ready."""
+    """Run the session until the block ends; yield once it is ready."""
     command = [sys.executable, "-m", "demo.cluster", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout

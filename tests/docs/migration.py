@@ -18,7 +18,7 @@ FROM_CMK: Final = "From Intel CMK"
 CMK_OBJECTS: Final = Path(__file__).with_name("before_migration.yaml")
 CORES: Final = "cmk.intel.com/exclusive-cores"
 OF_USERS: Final = "deployments,daemonsets,replicasets,services,configmaps,secrets,serviceaccounts"
-# What CMK's roles give its account.
+# Rights that CMK's roles give to its account.
 RIGHTS: Final = (
     "get secrets",
     "create pods/exec",
@@ -89,7 +89,7 @@ def of_users(api: ApiServer, spaces: Sequence[str], kinds: str = OF_USERS) -> di
 
 
 def differences(run: Callable[[str], str], api: ApiServer, flags: str, nodes: Mapping[str, int]) -> str:
-    """Return what would change if all were applied again: by `cluster-init`, and by kubectl for what it prints.
+    """Return what another `cluster-init` and `kubectl apply` of its output would change.
 
     `nodes` have these numbers of exclusive cores, the first those of all nodes in no group. What is printed has no
     other group, so that the agents' ConfigMap is left out.

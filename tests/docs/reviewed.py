@@ -24,7 +24,7 @@ INJECTED = "cmk.intel.com/resources-injected"
 
 @contextmanager
 def reviewed(api: ApiServer, folder: Path) -> Iterator[None]:
-    """Run the webhook where the registration leads; afterwards that is as it was installed."""
+    """Run the webhook at the registered address until the block ends, and then restore the registration."""
     found = api.kubectl("-n", "corepin-system", "get", "configmap", "corepin-webhook", "-o=json").stdout
     for key, text in json.loads(found)["data"].items():
         (folder / key).write_text(text)

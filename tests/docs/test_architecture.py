@@ -96,7 +96,7 @@ def test_every_record_is_listed() -> None:
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)
 def test_record_has_its_parts(record: Path) -> None:
-    """A record says what the question was, what was chosen, what else there was, and what follows, on half a page."""
+    """A decision record has context, decision, alternatives and consequences, on half a page."""
     text = record.read_text(encoding="utf-8")
 
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == list(PARTS)

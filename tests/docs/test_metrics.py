@@ -58,7 +58,7 @@ def test_every_label_is_documented() -> None:
 
 
 def test_values_of_labels_are_those_of_the_agent() -> None:
-    """The sets of CPUs and the words about containers are spelled as the agent shows them."""
+    """The documented values of labels for CPU sets and containers are those that the agent exposes."""
     metrics = agent.metrics.Metrics()
     metrics.show(state_of(bound("web", container("main", 1), container("big", 64), annotations=ISOLATE)))
 
@@ -76,7 +76,7 @@ def test_words_about_containers_are_those_of_the_code() -> None:
 
 
 def test_reporters_are_those_of_the_agent() -> None:
-    """Each part of the agent that reports, by the name that it is counted under."""
+    """The documented values of the label `reporter` are the agent's classes of reports."""
     code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path("agent/report").glob("*.py")))
     assert set(re.findall(r"^class (\w+Report)\b", code, re.MULTILINE)) == described("reporter")
 

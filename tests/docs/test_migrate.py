@@ -50,7 +50,7 @@ def half_way(api: ApiServer) -> None:
 
 
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
-    """Nothing of CMK is left, the workload's command line is what it was, and both it and the agent run on the node.
+    """Nothing of CMK is left, the workload's command line is unchanged, and it and the agent run on the node.
 
     CMK's account, to which seven roles and eight bindings gave rights, has none; before the second node is over it
     has all of them. No object of users was deleted.
@@ -91,7 +91,7 @@ def test_from_cmk(api: ApiServer, here: Shell) -> None:
 
 
 def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
-    """By the command for each group of nodes, and by kubectl for what is printed, but the keys of two groups."""
+    """`cluster-init` for each group and `kubectl apply` of its output change nothing when run again."""
     image = PAGE.partition("--cmk-img=")[2].split()[0]
     flags = f"--cmk-img={image} --num-shared-cores=1"
     assert differences(here.run, api, flags, {"node-1": 4, "node-2": 14}) == ""
@@ -108,7 +108,7 @@ def test_applied_again_nothing_differs(api: ApiServer, here: Shell) -> None:
 def test_every_pod_of_users_is_injected(
     api: ApiServer, tmp_path: Path, annotations: dict[str, str], resources: dict[str, Any]
 ) -> None:
-    """In each of the ways in which CMK's users ask, by the webhook as it was installed, without an API token."""
+    """The installed webhook injects pods by each annotation and resource of CMK's users, without an API token."""
     metadata = {"name": "injected", "namespace": "telco", "annotations": annotations}
     container = {"name": "main", "image": "registry.example/forwarder", "resources": resources}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}

@@ -25,7 +25,7 @@ def rows(title: str) -> dict[str, str]:
 
 
 def test_flags_of_the_rotation() -> None:
-    """Each flag of `corepin certs run` with its default, and no other."""
+    """The guide lists each flag of `corepin certs run` with its default, and no other."""
     root = argparse.ArgumentParser()
     parser = certs_run.add_parser(root.add_subparsers())
     flags = {
@@ -43,7 +43,7 @@ def test_flags_of_the_rotation() -> None:
     [("webhook", webhook), ("agent", agent), ("guard", guard), ("dashboard", dashboard)],
 )
 def test_flags_of_the_programs(title: str, program: ModuleType) -> None:
-    """Each flag of a program with its default, and no other; some of the agent's are in the table of its variables."""
+    """The guide lists each flag of a program with its default; some of the agent's are in the table of variables."""
     described = flags_in(chapter(PAGE, "Flags of the programs").partition(f"### Of the {title}\n")[2])
     parser = program.add_parser(argparse.ArgumentParser().add_subparsers())
     flags = {it.option_strings[0]: it.default for it in parser._actions if it.option_strings[0] != "-h"}
@@ -63,13 +63,13 @@ def flags_in(text: str) -> dict[str, str]:
 
 
 def test_annotations_of_the_secret() -> None:
-    """Every annotation that the rotation reads or writes."""
+    """The guide lists every annotation of the Secret that the rotation reads or writes."""
     names = {material.ROTATE, material.MANAGED, material.PUBLISHED, material.SHOWN}
     assert set(re.findall(r"`(certs\.corepin\.io/\w+)`", chapter(PAGE, "Certificates"))) == names
 
 
 def test_variables_of_the_agents() -> None:
-    """Every variable of the DaemonSet that is no path and no field of the pod, as it is shipped or else by default."""
+    """The guide lists every DaemonSet variable that is not a path and no pod field, with its shipped or default value."""
     text = Path("manifests/base/agent.yaml").read_text(encoding="utf-8")
     env = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["env"]
     shipped = {

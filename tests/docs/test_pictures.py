@@ -9,12 +9,12 @@ from tests.pictures import MAP, PAGE, drawn
 
 
 def test_the_map_is_drawn_so() -> None:
-    """The picture that is checked in is what `make pictures` writes: the drawing of `corepin map`."""
+    """The checked-in picture equals what `make pictures` draws by `corepin map`."""
     assert MAP.read_text(encoding="utf-8") == drawn()
 
 
 def test_the_map_shows_every_line() -> None:
-    """It is an image of text that can be read without seeing: a title, and the letters themselves."""
+    """The picture has a title and its text as characters, so that screen readers can read it."""
     root = ElementTree.fromstring(drawn())  # noqa: S314 - our own
     text = "\n".join("".join(it.itertext()) for it in root.iter("{http://www.w3.org/2000/svg}text"))
     assert root[0].text

@@ -28,7 +28,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def test_rights_of_the_agent_are_documented() -> None:
-    """The table has each verb on each resource, and no other."""
+    """The page lists each verb on each resource that the agent's account has, and no other."""
     rules = [rule for item in documents("agent-rbac.yaml") for rule in item.get("rules", ())]
     given = {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
     rows = re.findall(r"^\| ((?:`\w+`,? ?)+) on `([\w/]+)` \|", PAGE, re.MULTILINE)
@@ -36,7 +36,7 @@ def test_rights_of_the_agent_are_documented() -> None:
 
 
 def test_host_access_of_the_agent_is_documented() -> None:
-    """Each path of the host, each capability, and the namespaces of the host that it shares."""
+    """The page lists each host path, capability and host namespace of the agent's pod."""
     components = ("nri", "quiet", "quiet-power", "dra")
     files = ("agent.yaml", *(f"../components/{name}/agent.yaml" for name in components))
     spec, *more = (item["spec"]["template"]["spec"] for file in files for item in documents(file))

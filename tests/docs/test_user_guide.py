@@ -35,7 +35,7 @@ def write(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A user who copies an example is not refused, and gets the warnings that the guide mentions."""
+    """Every example of the guide is admitted, with the warnings that the guide mentions."""
     write(tmp_path)
     assert main(["validate", "-f", str(tmp_path / f"{name}.yaml")]) == 0
     warned = {line.split(": ")[1] for line in capsys.readouterr().out.splitlines() if "warning" in line}
@@ -59,7 +59,7 @@ def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.Capture
 def test_pods_get_what_the_guide_says(
     name: str, policy: str, running: int, idle: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a machine of two threads per core: so many CPUs run, and so many siblings idle."""
+    """On a machine of two threads per core the plan gives each pod as many running and idle CPUs as the guide says."""
     write(tmp_path)
     machine = tmp_path / "machine.json"
     machine.write_text(lscpu_text("xeon-d-1541"))
@@ -100,7 +100,7 @@ def test_attributes_of_claims_are_documented() -> None:
 
 
 def test_every_user_has_a_chapter() -> None:
-    """Each chapter that the first table names has an example, or says why there is none."""
+    """Every chapter that the guide's first table names has an example, or says why there is none."""
     for title in ("CPUs of your own", "Whole cores and idle siblings", "NUMA nodes"):
         assert blocks(chapter(PAGE, title), "yaml")
     for title in ("Cores as with Intel CMK", "Virtual machines of KubeVirt", "Kata containers"):

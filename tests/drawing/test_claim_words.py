@@ -48,7 +48,7 @@ def test_without_the_time_of_day_the_age_is_a_time() -> None:
 
 
 def test_number_of_cpus_is_left_out_where_the_list_is_damaged() -> None:
-    """Users without the admission policies can write the annotation."""
+    """A claim with a damaged list of CPUs is shown without their number: users may have written the annotation."""
     (words,) = claim_words(Container(cpus="all", claims=("a", "b"), numa_nodes=(0, 1)))
     assert words == "of claims a, b (NUMA nodes 0, 1)"
     assert not list(claim_words(Container(cpus="1")))
@@ -65,5 +65,5 @@ def test_number_of_cpus_is_left_out_where_the_list_is_damaged() -> None:
     ],
 )
 def test_claims_of_a_container_have_number_and_place(container: Container, words: str) -> None:
-    """Claims above the limit are counted, and an unknown place is said."""
+    """A container's claims are listed with CPUs and NUMA node, up to a limit; an unknown node is stated as unknown."""
     assert list(claim_words(container)) == [words]

@@ -30,7 +30,7 @@ class Forwarder(socketserver.ThreadingTCPServer):
         return str(self.server_address[1])
 
     def cut(self) -> None:
-        """Break every connection, and every one that comes."""
+        """Break every connection, and every new one."""
         self.is_cut.set()
 
 

@@ -43,7 +43,7 @@ def gallery(registered: Registered) -> Cluster:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=ids(EXAMPLES))
 def test_example(gallery: Cluster, example: Example) -> None:
-    """An example is stored or refused, with the causes and warnings, and by whom, that it says."""
+    """An example is stored or refused as its first lines say: by whom, and with which causes and warnings."""
     content = yaml.safe_load(example.path.read_text(encoding="utf-8"))
     make_service_account(gallery, content)
     patched = gallery.webhook.reviews(outcome="patched")
@@ -60,7 +60,7 @@ def test_example(gallery: Cluster, example: Example) -> None:
     assert all((": corepin: " in cause) == (example.by == "corepin") for cause in outcome.causes)
 
 
-# What API servers say of fields and kinds that came after 1.30.
+# Errors of API servers about fields and kinds that are newer than 1.30.
 UNKNOWN_TO_OLD = (
     'unknown field "spec.resources"',
     'unknown field "spec.resourceClaims',
@@ -75,7 +75,7 @@ def is_unknown(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("text", GUIDED)
 def test_examples_of_the_guides_are_stored(gallery: Cluster, text: str) -> None:
-    """The examples in README and user guide are admitted, and corepin adds to them what the text says."""
+    """The examples in README and user guide are admitted, with the additions that the text names."""
     content = yaml.safe_load(text)
     outcome = gallery.create(content)
     if is_unknown(outcome):

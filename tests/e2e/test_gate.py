@@ -107,7 +107,7 @@ def test_limit_range_with_a_lower_minimum(gated: Cluster) -> None:
 
 
 def test_limit_range_with_a_higher_minimum(gated: Cluster) -> None:
-    """The API server refuses the pod with both amounts, in its own words: the guide says what to raise."""
+    """The API server refuses a gated pod whose gate requests less than the LimitRange's minimum, with both amounts."""
     cluster = with_minimum(gated, cpu="500m", memory="256Mi")
     outcome = cluster.create(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     assert "minimum cpu usage per Container is 500m, but request is 300m" in outcome.stderr
@@ -115,7 +115,7 @@ def test_limit_range_with_a_higher_minimum(gated: Cluster) -> None:
 
 
 def test_limit_range_makes_a_silent_pod_state_something(gated: Cluster) -> None:
-    """Where a LimitRange fills in the pod's resources the gate states its own."""
+    """Where a LimitRange fills in a pod's resources the gate has amounts of its own."""
     cluster = with_minimum(gated, cpu="250m", memory="100Mi")
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
@@ -123,7 +123,7 @@ def test_limit_range_makes_a_silent_pod_state_something(gated: Cluster) -> None:
 
 
 def test_another_webhook_comes_first_afterwards(registered: Registered) -> None:
-    """Called again after an init container was put before the gate, the webhook adds no second one."""
+    """If another webhook inserts an init container before the gate, our second call adds no second gate."""
     cluster = registered.namespace({INSTANCE: GATED, PREPARED: ""})
     document = pod_document("it", container("main", {CORES: "1"}), init=[container("setup")])
     stored = cluster.created(document)

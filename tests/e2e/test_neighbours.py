@@ -30,7 +30,7 @@ def test_webhook_before_ours_asks_for_a_pod(registered: Registered) -> None:
 
 
 def test_sidecar_of_a_webhook_after_ours_gets_its_mounts(registered: Registered) -> None:
-    """We are called again, and the sidecar gets what every container of the pod gets, once."""
+    """If a later webhook adds a sidecar ours is called again, and the sidecar gets the mounts once."""
     cluster = registered.namespace({MESHED: ""})
     before = cluster.webhook.reviews(endpoint="mutate")
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))["spec"]
@@ -45,7 +45,7 @@ def test_sidecar_of_a_webhook_after_ours_gets_its_mounts(registered: Registered)
 
 
 def test_sidecar_of_a_webhook_after_ours_gets_its_limits(registered: Registered) -> None:
-    """A mesh's proxy no longer takes Guaranteed from a launcher with dedicated CPUs, and kubectl says what it got."""
+    """A proxy that a mesh adds to a dedicated launcher gets limits and a warning, and the pod stays Guaranteed."""
     cluster = registered.namespace({MESHED: ""})
     outcome = cluster.create(launcher_document())
     assert outcome.warned_fields == ["spec.containers[1].resources"], outcome.stderr
@@ -65,7 +65,7 @@ def test_sidecar_into_a_pod_that_is_none_of_ours(registered: Registered) -> None
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_a_sidecar_of_a_later_webhook_ends_no_budget(registered: Registered) -> None:
-    """The API server would fill in no pod-level limit beside a container without one, and the pool would be gone."""
+    """A budget survives a later webhook's sidecar without a limit, because our webhook writes the pod-level limit."""
     cluster = registered.namespace({MESHED: ""})
     pod = pod_document("it", container("main", "2"), container("side", "1"), annotations={SMT: "isolate"})
     pod["spec"]["resources"] = {"requests": {"cpu": "4"}}

@@ -106,7 +106,7 @@ def test_pod_level_amounts_beside_a_limit_range(cluster: Cluster) -> None:
 
 
 def test_launcher_beside_a_limit_range(cluster: Cluster) -> None:
-    """A dedicated launcher that a LimitRange keeps from Guaranteed is refused with the container and its fields."""
+    """A dedicated launcher that is not Guaranteed because of a LimitRange is refused with container and fields."""
     outcome = with_limit_range(cluster).create(launcher_document(container("proxy")))
     assert outcome.fields == [
         "spec.containers[1].resources.limits[cpu]",
@@ -116,7 +116,7 @@ def test_launcher_beside_a_limit_range(cluster: Cluster) -> None:
 
 
 def test_sidecar_of_a_later_webhook_beside_a_limit_range(registered: Registered) -> None:
-    """A sidecar that comes after us is filled in by the LimitRange before we are called again: a warning as well."""
+    """Values that a LimitRange sets on a later webhook's sidecar are kept, with a warning at our second call."""
     cluster = with_limit_range(registered.namespace({MESHED: ""}))
     compute = container("main", {"cpu": "4", "memory": "1Gi"})
     annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
@@ -200,7 +200,7 @@ def test_what_the_api_server_refuses_itself(
 
 
 def test_a_request_of_cores_alone_gets_its_limit(registered: Registered) -> None:
-    """The API server asks for a limit after the mutating webhooks: with ours it stores the pod, with none it refuses it."""
+    """A request of cores without a limit gets its limit from our webhook; without it the API server refuses the pod."""
     main = container(resources={"requests": {CORES: "1"}})
     served, alone = registered.namespace({}), registered.namespace({INSTANCE: DOWN_OPEN})
     stored = served.created(pod_document("it", main))["spec"]["containers"][0]["resources"]

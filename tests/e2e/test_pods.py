@@ -68,7 +68,7 @@ def test_isolated_cores_are_stored(cluster: Cluster) -> None:
 
 
 def test_sidecar_limits_are_stored(cluster: Cluster) -> None:
-    """The bare neighbours of a dedicated launcher get limits, which make the pod Guaranteed, and kubectl says so."""
+    """Containers without amounts in a dedicated launcher get limits and a warning, and the pod is Guaranteed."""
     outcome = cluster.create(launcher_document(container("proxy"), init=[container("first")]))
     assert not outcome.is_refused, outcome.stderr
     completed = "got requests = limits cpu 200m, memory 64M"
@@ -119,7 +119,7 @@ def test_every_cause_is_printed(cluster: Cluster) -> None:
 
 
 def test_generated_names(cluster: Cluster) -> None:
-    """A pod whose name the API server makes is injected, and refused under its prefix."""
+    """A pod with generateName is injected, and a refusal shows the prefix."""
     good = pod_document("x", container("main", {CORES: "1"}))
     good["metadata"] = {"generateName": "made-"}
     stored = cluster.created(good)
@@ -239,7 +239,7 @@ def test_workload_is_judged_when_its_template_changes(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_pod_level_resources(cluster: Cluster) -> None:
-    """A launcher that states its resources for the whole pod is left alone, and is Guaranteed all the same."""
+    """A launcher with pod-level resources is not changed and is Guaranteed."""
     amounts = {"cpu": "5", "memory": "2Gi"}
     resources = {"requests": amounts, "limits": amounts}
     outcome = cluster.create(launcher_document(container("proxy"), resources=resources))

@@ -58,7 +58,7 @@ def test_kube_system(registered: Registered) -> None:
 
 
 def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
-    """On a pod of ours: the agent's status annotation, status, labels, binding and deletion call no webhook."""
+    """The agent's annotation, status, labels, binding and deletion of a pod of ours call no webhook."""
     pod = pod_document("it", container("main", {CORES: "1"}), annotations={CPU_MANAGER: "none"})
     cluster.created(pod)
     ready = '{"status":{"conditions":[{"type":"Ready","status":"True"}]}}'

@@ -56,7 +56,7 @@ def is_given(pod: Any, stored: Any) -> bool:
 
 @pytest.mark.parametrize("given", PODS, ids=lambda it: it["metadata"]["name"])
 def test_pods_of_cmk_get_no_token(cmk: Cluster, given: Any) -> None:
-    """Its example pods, as users have them but for the namespace: stored as given, with the account and no token."""
+    """CMK's example pods are stored with the webhook's account, without a token, and otherwise as written."""
     document = copy.deepcopy(given)
     del document["metadata"]["namespace"]
     stored = cmk.created(document)
@@ -67,7 +67,7 @@ def test_pods_of_cmk_get_no_token(cmk: Cluster, given: Any) -> None:
 
 
 def test_plugin_would_add_one(registered: Registered, cmk: Cluster) -> None:
-    """Without the webhook the API server would mount a token of the same account."""
+    """Without the webhook the API server mounts a token of the same account."""
     document = pod_document("it", container("main", {CORES: "1"}), serviceAccountName=ACCOUNT)
     volume, mount = tokens(cmk.created(document))
     assert volume == mount
@@ -103,7 +103,7 @@ def test_look_alike_of_a_user_stays(cmk: Cluster, place: str) -> None:
 
 
 def test_true_keeps_it_with_a_warning(cmk: Cluster) -> None:
-    """A pod that asks for the token itself gets it, of the account that the webhook sets, and kubectl prints so."""
+    """A pod with automountServiceAccountToken gets a token of the webhook's account, with a warning by kubectl."""
     document = pod_document("it", container("main", {CORES: "1"}), automountServiceAccountToken=True)
     outcome = cmk.create(document)
     assert not outcome.is_refused, outcome.stderr
@@ -115,7 +115,7 @@ def test_true_keeps_it_with_a_warning(cmk: Cluster) -> None:
 
 @pytest.mark.parametrize("label", [MESHED, PREPARED])
 def test_called_again_after_others(registered: Registered, label: str) -> None:
-    """Plugin and webhook run again after another webhook added a container; neither adds a token back."""
+    """If another webhook adds a container and ours is called again, no API token is added back."""
     cluster = served(registered, **{label: ""})
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     assert tokens(stored) == []
@@ -151,7 +151,7 @@ def test_copy_is_left_alone(cmk: Cluster) -> None:
 
 
 def test_copy_of_a_pod_with_a_token_loses_it(registered: Registered, cmk: Cluster) -> None:
-    """The API server generated the name of its volume, elsewhere and earlier."""
+    """A token volume in a copied pod is removed although the API server generated its name in another namespace."""
     document = pod_document("it", container("main", {CORES: "1"}))
     stored = registered.namespace().created(document)
     assert len(tokens(stored)) == 2

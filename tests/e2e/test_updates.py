@@ -22,7 +22,7 @@ from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container
 
 @pytest.fixture
 def before(registered: Registered) -> Cluster:
-    """Return the namespace of the pods that were stored before corepin came."""
+    """Return the namespace of pods that were stored before corepin was installed."""
     return registered.in_namespace(already_there.NAMESPACE)
 
 
@@ -34,7 +34,7 @@ def resize(cluster: Cluster, name: str, cpu: str, request: str | None = None) ->
 
 
 def test_policy_is_edited_live(cluster: Cluster) -> None:
-    """A known word is stored; an unknown one is refused with its field, and the pod keeps what it had."""
+    """An edited policy is stored if it is known, and otherwise refused with its field, and the pod is unchanged."""
     cluster.created(pod_document("it", container(limits="2"), annotations={CRANE: "exclusive"}))
     assert not cluster.run("annotate", "pod/it", f"{CRANE}=share", "--overwrite").is_refused
     outcome = cluster.run("annotate", "pod/it", f"{CRANE}=sahre", "--overwrite")
@@ -137,7 +137,7 @@ def test_resize_of_an_isolated_container(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_resize_beside_another_eligible_container(cluster: Cluster) -> None:
-    """Resize may not silently take a container's CPUs, even where another one of its pod keeps the policy."""
+    """A resize that ends a container's eligibility is refused even if another container of the pod stays eligible."""
     pod = pod_document(
         "it", container(limits="2"), container("other", "1"), annotations={CPU_MANAGER: "exclusive"}
     )

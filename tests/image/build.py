@@ -1,8 +1,8 @@
 """Build the image from the Dockerfile with Debian's buildah, each content once, into a cache outside the checkout.
 
-Nothing is pulled: the base is made by debootstrap in the place of the one that pins.toml names, and SNAPSHOT is empty.
-What Debian's packages hold is what the mirror held when base and image were made, because a mirror keeps one version
-alone: a point release breaks no build. Everything else is part of the cache's key.
+Nothing is pulled: debootstrap makes the base instead of the image in pins.toml, and SNAPSHOT is empty.
+The packages are those that Debian's mirror had when base and image were built, because a mirror keeps only one
+version; so a point release breaks no build. Everything else is part of the cache's key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUITE: Final = "bookworm"
 BASE: Final = "docker.io/library/debian:bookworm-slim"  # name of the base image
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
 _KEPT: Final = 3  # images of 90 MB: this checkout's, and those of others that tests may be using
-# As in Debian's own image: what apt fetched to make the base is no part of it.
+# As in Debian's own image: what apt fetched to make the base is not a part of it.
 _LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
 
 

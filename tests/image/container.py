@@ -36,7 +36,7 @@ class Locked:
 
     @classmethod
     def of(cls, container: Mapping[str, Any], pod: Mapping[str, Any]) -> Locked:
-        """Read what the manifests say of a container and its pod."""
+        """Read the specification of a container and its pod from the manifests."""
         own, common = container["securityContext"], pod["securityContext"]
         assert own["readOnlyRootFilesystem"] is True
         assert own["allowPrivilegeEscalation"] is False
@@ -50,7 +50,7 @@ class Container:
     """A running container."""
 
     daemon: Daemon
-    state: tuple[str, ...]  # the command that tells about it
+    state: tuple[str, ...]  # the command that describes it
 
     def locked(self) -> Locked:
         """Return the rights of its process, read from the kernel; its root must be read-only."""

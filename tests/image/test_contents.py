@@ -51,7 +51,7 @@ def test_size(image: Archive, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_says_how_it_runs(image: Archive) -> None:
-    """It is found under the manifests' name, runs `corepin`, and as a number, so that Kubernetes can tell it from root."""
+    """The image has the manifests' name, runs `corepin`, and has a numeric user, so that Kubernetes can check it."""
     assert NAME in image.manifest["RepoTags"]
     assert (image.settings["User"], image.settings["Entrypoint"]) == ("65532:65532", ["corepin"])
 
@@ -92,14 +92,14 @@ def test_every_library_of_debian_is_linked(root: Path) -> None:
 
 
 def test_what_is_left_out_is_not_there(root: Path) -> None:
-    """Neither a folder of kubernetes nor a distribution that requirements.unused names is in the image."""
+    """Folders and distributions in requirements.unused are not in the image."""
     packages = root / PACKAGES_FOLDER
     there = {canonicalize_name(path.name.partition("-")[0]) for path in packages.glob("*.dist-info")}
     assert {it for it in unused() if list(packages.glob(it)) or canonicalize_name(it) in there} == set()
 
 
 def test_the_command_of_containers_is_in_it(root: Path, tmp_path: Path) -> None:
-    """The agent finds `cmk` there, to put it on its node; it is the one that tests have tried."""
+    """The image has the program `cmk` that the tests ran, where the agent looks for it."""
     subprocess.run(["scripts/shim", str(tmp_path / "cmk")], check=True)
     found = root / "opt/corepin/libexec/cmk"
 
@@ -120,7 +120,7 @@ def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> Non
 
 
 def test_modules_are_compiled(root: Path) -> None:
-    """Corepin's modules have source and byte code, all others byte code alone; it holds whatever their file's time."""
+    """Corepin's modules ship as source and byte code, all others as byte code that no file time invalidates."""
     packages = root / PACKAGES_FOLDER
     sources = {path for name in PACKAGES for path in (packages / name).rglob("*.py")}
     assert {path.relative_to(packages).parts[0] for path in sources} == PACKAGES

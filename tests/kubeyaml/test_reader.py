@@ -60,7 +60,7 @@ def test_aliases_are_written_out_apart() -> None:
 
 
 def test_merge_keys_give_way_to_own_ones() -> None:
-    """`<<` takes mappings, the first one first, and never replaces what stands beside it."""
+    """`<<` merges mappings, of which the first wins, and never replaces a key of the mapping itself."""
     text = "x: &x {a: 1, b: 1}\ny: &y {a: 2, c: 2}\nz: {b: 3, <<: [*x, *y]}\nw: {<<: *x}\n"
 
     assert read(text)["z"] == {"a": 1, "b": 3, "c": 2}
@@ -109,12 +109,12 @@ def test_bad_yaml_is_refused_with_its_line(text: str, line: int, why: str) -> No
 
 
 def test_deepest_nesting_is_readable() -> None:
-    """The limit itself is allowed."""
+    """YAML that is nested exactly as deeply as the limit is read."""
     assert read("[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT)
 
 
 def test_alias_is_as_deep_as_what_it_stands_for() -> None:
-    """A chain of aliases cannot nest deeper than text may; without that, copying the last would end the process."""
+    """An alias is as deep as the value that it copies: a chain of aliases above the limit is refused with its line."""
     half = ("[" * (DEPTH_LIMIT // 2), "]" * (DEPTH_LIMIT // 2))
     deepest = f"a: &a {half[0]}{half[1]}\nb: &b [1, {half[0][1:]}*a{half[1][1:]}, *a]\n"
 
@@ -124,7 +124,7 @@ def test_alias_is_as_deep_as_what_it_stands_for() -> None:
 
 
 def test_billion_laughs_end_early() -> None:
-    """Aliases of aliases are counted before they are written out."""
+    """Nested aliases are counted before they are expanded, and refused above the limit."""
     levels = "".join(
         f"{name}: &{name} [{','.join([f'*{before}'] * 100)}]\n"
         for before, name in zip("abcdef", "bcdefg", strict=True)

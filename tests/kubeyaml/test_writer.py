@@ -41,10 +41,10 @@ def test_written_texts_are_texts_to_other_readers(text: str) -> None:
     "text", ["1e3", "12e4567", "0o17", "0x1F", "1_000", "y", "N", "on", "1:30", "007", "+1", "."]
 )
 def test_number_like_texts_are_quoted(text: str) -> None:
-    """What Go's YAML would take for a number or a boolean is written with quotes."""
+    """Texts that Go's YAML would read as a number or a boolean are quoted."""
     assert write_yaml([{"a": text}]).rstrip() in {f'a: "{text}"', f"a: '{text}'", "a: ."}
 
 
 def test_many_lines_stay_many_lines() -> None:
-    """A script in a ConfigMap stays readable."""
+    """A text of several lines, such as a script in a ConfigMap, is written as several lines."""
     assert write_yaml([{"data": {"run": "a\nb\n"}}]) == "data:\n  run: |\n    a\n    b\n"

@@ -48,7 +48,7 @@ def test_exception_is_in_its_line() -> None:
 
 
 def test_no_character_of_a_fact_reaches_a_terminal_raw() -> None:
-    """`kubectl logs` shows every line: of all code points only printable ones stay, and the JSON says the same."""
+    """Of all code points only printable ones reach the log line, and the JSON decodes to the same text."""
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     text = JSONFormatter().format(logging.makeLogRecord({"msg": "it happened", "facts": {"name": every}}))
     assert text.isprintable()

@@ -29,7 +29,7 @@ from logs.printable import harmless, harmless_json, json_text, plain
     ],
 )
 def test_nothing_that_a_terminal_obeys_or_hides_is_left(text: str, shown: str) -> None:
-    """Such characters are escaped, once: what is harmless stays as it is."""
+    """Characters that a terminal obeys or hides are escaped once, and all others are unchanged."""
     assert harmless(text) == plain(text) == shown
     assert harmless(shown) == shown
     assert json.loads(json_text({"name": text})) == {"name": text}
@@ -37,7 +37,7 @@ def test_nothing_that_a_terminal_obeys_or_hides_is_left(text: str, shown: str) -
 
 
 def test_no_character_is_missed() -> None:
-    """Of all of Unicode what is left is printable, and JSON of it says the same."""
+    """For every character of Unicode the escaped text is printable, and decodes to the same text."""
     every = "".join(map(chr, range(sys.maxunicode + 1)))
 
     assert harmless(every).replace("\n", "").replace("\t", "").isprintable()

@@ -144,7 +144,7 @@ def _token(api: ApiServer, namespace: str, account: str, pod_name: str | None = 
 
 
 def _wait_until_policies_act(installed: Installed) -> None:
-    """Policies act about a second after they are there: ask each for what it denies, without doing it."""
+    """Wait about a second until the policies act: each must deny a dry run of what it forbids."""
     path = installed.fresh_pod("probe")
     installed.api.kubectl("-n", AGENT, "create", "configmap", "probe")
     note = {"metadata": {"labels": {"probe": "1"}}}

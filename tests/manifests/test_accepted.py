@@ -61,7 +61,7 @@ def test_a_client_applies_again_what_is_there(version: str) -> None:
         lines = api.kubectl("apply", "-k", "manifests/base").stdout.splitlines()
         shown = api.get("daemonsets", "-A")["items"]
     changed = {line for line in lines if not line.endswith(" unchanged")}
-    # the schema of this kind has kubectl send the selector always, whatever is there
+    # the schema of this kind makes kubectl send the selector always, even if it is unchanged
     sent = {"poddisruptionbudget.policy/corepin-webhook configured"}
     # 1.30 stores no `recursiveReadOnly`, so that kubectl sends it each time; it rolls nothing out
     sent |= {"daemonset.apps/corepin-agent configured"} if version == "1.30" else set()

@@ -222,7 +222,7 @@ def test_choices_of_the_guide_render(tmp_path: Path) -> None:
 
 
 def test_groups_of_nodes_are_keys_of_the_agents_config_map() -> None:
-    """Whatever a name and a text hold; a name that no label could have is refused, and without groups there are none."""
+    """Each group of `agent.groups` is a key of the ConfigMap with its text unchanged; an invalid name is refused."""
     there = by_identity(
         rendered(
             "--set-string", "agent.groups.big=reserved: 0-3 # {{ }}", "--set-string", "agent.groups.a_B\\.c=x"
@@ -235,7 +235,7 @@ def test_groups_of_nodes_are_keys_of_the_agents_config_map() -> None:
 
 
 def test_places_for_pods() -> None:
-    """Node selectors and tolerations are set for their own part only."""
+    """`agent.nodeSelector` and `agent.tolerations` change the agent's pods, and no other component's."""
     tolerations = ("--set-json", 'agent.tolerations=[{"key":"a"}]')
     chosen = pods("--set", "agent.nodeSelector.pool=fast", *tolerations)
     assert chosen["corepin-agent"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "fast"}

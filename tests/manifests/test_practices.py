@@ -10,7 +10,7 @@ from webhook.server.listener import Limits
 
 pytestmark = pytest.mark.server  # kubectl renders the manifests
 
-# Until API servers learn that an endpoint left, they go on using open connections to it (kubernetes #127335).
+# Until API servers learn that an endpoint was removed, they use open connections to it (kubernetes #127335).
 LEAVING_SECONDS = 10
 
 

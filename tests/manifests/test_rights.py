@@ -30,7 +30,7 @@ AGENT_EVERYWHERE = {
     *(("", "events", "", verb) for verb in ("create", "patch")),
 }
 AGENT_AT_HOME = AGENT_EVERYWHERE | {("", "configmaps", "", verb) for verb in ("create", "patch")}
-# What a kubelet asks the API server about its callers: no API server serves these, so it does not list them.
+# Reviews that a kubelet requests about its callers: they are not stored, so the API server does not list them.
 KUBELET = tuple(
     ("", f"nodes/{name}")
     for name in (
@@ -211,7 +211,7 @@ def is_allowed(caller: Caller, namespace: str, asked: tuple[str, str, str]) -> b
     },
 )
 def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> None:
-    """The agent's account is denied each of these."""
+    """The agent's account is denied each request of the table."""
     body: object = None if method in {"GET", "DELETE"} else {}
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     answer = installed.agent.send(method, path, body, content_type)
@@ -236,7 +236,7 @@ def test_the_agent_is_refused(method: str, path: str, installed: Installed) -> N
     },
 )
 def test_the_rotation_is_refused(method: str, path: str, installed: Installed) -> None:
-    """The rotation's account is denied each of these."""
+    """The rotation's account is denied each request of the table."""
     body: object = None if method in {"GET", "DELETE"} else {}
     content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
     answer = installed.rotation.send(method, path, body, content_type)

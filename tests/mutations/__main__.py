@@ -1,8 +1,8 @@
 """Apply each mutation in a copy of the checkout, and run the tests of its mirrored folder that need no server.
 
 First these folders run without a mutation: a test that fails in any case catches nothing. Then each mutation runs until
-the first test that fails. It is caught by a failing test alone: a module that cannot be imported proves nothing. What
-Hypothesis draws is the same in every run, so that a mutation is not caught by chance.
+the first test that fails. It is caught by a failing test alone: a module that cannot be imported proves nothing.
+Hypothesis draws the same examples in every run, so that a mutation is not caught by chance.
 """
 
 from __future__ import annotations

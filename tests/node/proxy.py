@@ -17,7 +17,7 @@ from tests.environments.server.daemon import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CUT: Final = 0  # stands in place of an HTTP status for no answer at all
+CUT: Final = 0  # used instead of an HTTP status if there is no answer
 _BODY: Final = b'{"kind": "Status", "message": "told to"}'
 
 
@@ -51,12 +51,12 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Its URL for the agent."""
+        """The proxy's URL for the agent."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     @contextmanager
     def failing(self, status: int) -> Iterator[None]:
-        """Answer every request with `status`, or not at all when it is CUT; what is open breaks at the beginning."""
+        """Answer every request with `status`, or not at all for CUT; open connections break at the start."""
         self.failure = status
         self.break_all()
         try:
@@ -66,7 +66,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     @contextmanager
     def slow(self, seconds: float) -> Iterator[None]:
-        """Keep every request waiting for some seconds; what is open breaks at the beginning."""
+        """Delay every request by some seconds; open connections break at the start."""
         self.delay = seconds
         self.break_all()
         try:

@@ -34,7 +34,7 @@ def allocated(node: Node, name: str) -> Any:
 
 
 def test_budget_follows_what_the_kubelet_allocates(node: Node) -> None:
-    """A budget resized beyond what is free keeps its pool and says so; resized back, nothing is left to say."""
+    """A budget resized beyond the free CPUs keeps its pool with a refusal, which a resize back ends."""
     node.apply(budgeted("budget", "1"))
     seen, bystander = node.running("budget"), node.run(pod("bystander"))[0]
     until_equal("count", lambda: len(seen.cpus), 1)

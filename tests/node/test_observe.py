@@ -1,4 +1,4 @@
-"""Beside the kubelet's static policy the agent gives nothing out, says so everywhere, and takes up again after it."""
+"""The agent beside the kubelet's static policy: it assigns no CPUs, reports it, and resumes afterwards."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.layout import MODULES, named
 
 @pytest.mark.parametrize("text", ['{"a": [1, null]}', b'{"a": [1, null]}'])
 def test_json_is_read(text: str | bytes) -> None:
-    """Of a text or of bytes."""
+    """JSON is read from text and from bytes."""
     assert parse_json(text) == {"a": [1, None]}
 
 
@@ -28,14 +28,14 @@ def test_json_is_read(text: str | bytes) -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_error(text: str | bytes, why: str) -> None:
-    """Which says why, and is caught as a wrong value is."""
+    """Any text that cannot be read raises BadJSON, a ValueError, with the reason."""
     with pytest.raises(BadJSON, match=rf"not JSON \(.*{why}") as raised:
         parse_json(text)
     assert isinstance(raised.value, ValueError)
 
 
 def test_nothing_else_reads_json_of_others() -> None:
-    """Only two modules call json.loads, which also raises RecursionError: `certs` reads the API server alone."""
+    """Only `pinning.json_text` and `certs.cluster`, which reads the API server, call json.loads."""
     found = {
         named(path)
         for path in MODULES

@@ -1,4 +1,4 @@
-"""Publishing and reading: versions, what is not known, what is missing, and what is damaged."""
+"""Publishing and reading: versions, unknown and missing members, and damage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def members(thing: Published, **more: Any) -> str:
 
 @pytest.mark.parametrize("thing", KINDS)
 def test_what_is_written_is_read(thing: Published) -> None:
-    """It comes back equal, with the version of its kind, which is its first member."""
+    """A published object is read back equal; its first member is the version of its kind."""
     text = encode(thing)
 
     assert decode(type(thing), text) == msgspec.structs.replace(thing, version=thing.VERSION)
@@ -58,7 +58,7 @@ def test_what_is_written_is_read(thing: Published) -> None:
 
 @pytest.mark.parametrize("thing", KINDS)
 def test_another_version_alone_is_refused(thing: Published) -> None:
-    """A text of another one is refused with both numbers; members of a later release are passed over."""
+    """Another version is refused with both numbers; unknown members of the same version are ignored."""
     kind, known = type(thing), decode(type(thing), encode(thing))
 
     for version in (known.version + 1, 2**31 - 1):
@@ -109,7 +109,7 @@ def test_words_that_are_not_known_are_kept() -> None:
 
 
 def test_more_vcpus_than_a_machine_has_are_damage() -> None:
-    """The length is bounded where the text is read."""
+    """A status with more vCPUs than the limit is refused while it is decoded."""
     text = json.dumps({"vm": {"vcpus": ["0"] * MOST_VCPUS}})
     vm = decode(PodStatus, text).vm
     assert vm
@@ -119,7 +119,7 @@ def test_more_vcpus_than_a_machine_has_are_damage() -> None:
 
 
 def test_members_that_say_something_by_being_empty_are_written() -> None:
-    """Of a pod that asks for nothing `corepin-gate` needs the empty list; idle CPUs are none, not unknown."""
+    """Empty members that have a meaning are written: no containers, no idle CPUs, no NUMA nodes."""
     assert encode(PodStatus()) == b'{"version":1,"containers":{}}'
     main = Container(policy="share", cpus="1", idle="", numa_nodes=(), vcpus=(), applied=Applied())
     assert json.loads(encode(PodStatus(containers={"main": main})))["containers"]["main"] == {
@@ -152,7 +152,7 @@ def test_a_machine_is_read_as_it_was_written() -> None:
 
 
 def test_a_problem_within_a_text_is_one_of_the_text() -> None:
-    """A CPU list that is none is reported with the kind of text that has it; another version stays what it is."""
+    """A bad CPU list within a text makes the text damaged; an error about its version is kept."""
     version = AnotherVersion("the text", "version 3", 3)
 
     assert AnotherVersion.of("the text", version) is version

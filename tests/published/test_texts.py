@@ -61,7 +61,7 @@ def text_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", REPORTED)
 def test_an_agent_that_is_upgraded_writes_no_pod_again(name: str) -> None:
-    """The annotation is the same to the byte, with and without the one of before."""
+    """An upgraded agent writes the same bytes as the older one, so that it updates no pod."""
     before = text_of(f"status-{name}")
 
     assert pod_status(PODS[name], None) == before
@@ -70,7 +70,7 @@ def test_an_agent_that_is_upgraded_writes_no_pod_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", REPORTED)
 def test_every_reader_reads_the_status_of_a_pod(name: str) -> None:
-    """Page, `corepin why` and a ledger's recovery."""
+    """The page, `corepin why` and the recovery of a ledger read an older agent's status."""
     text = text_of(f"status-{name}")
     status, problem = read_status(text)
     pod = SeenPod("uid", "default", name, "", (), (), said=text)
@@ -83,7 +83,7 @@ def test_every_reader_reads_the_status_of_a_pod(name: str) -> None:
 
 
 def test_a_virtual_machine_is_read() -> None:
-    """Where its threads run, and what its guest shows."""
+    """A virtual machine in an older status is read with the CPUs of its threads and the guest's topology."""
     vm = decode(PodStatus, text_of("status-vm")).vm
 
     assert vm
@@ -92,7 +92,7 @@ def test_a_virtual_machine_is_read() -> None:
 
 
 def test_every_reader_reads_the_annotations_of_a_node() -> None:
-    """Page, `corepin map` and `corepin cmk cluster-init`; whether caches are aligned was not said."""
+    """The page, `corepin map` and `cmk cluster-init` read an older agent's annotations; cache alignment is unknown."""
     topology, pools = text_of("topology"), text_of("pools")
     node = read_node("n", topology, pools)
     there = machine_of({"metadata": {"annotations": {STATUS_TOPOLOGY: topology, STATUS_POOLS: pools}}})
@@ -108,6 +108,6 @@ def test_every_reader_reads_the_annotations_of_a_node() -> None:
 
 
 def test_the_state_of_before_is_of_another_version() -> None:
-    """Names changed on the socket: a command beside an earlier agent says which versions these are."""
+    """The socket state of an agent before the renaming is refused with both versions."""
     with pytest.raises(Exception, match=r"version 1; this one reads version 2.*use the same version"):
         view_of_state(text_of("state").encode())

@@ -29,7 +29,7 @@ def test_another_build_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_image_is_what_was_built(tmp_path: Path) -> None:
-    """Files, user and command stay; digests are those of the layers, and old files keep their times."""
+    """Normalising keeps files, user and command; digests are those of the layers, and old files keep their times."""
     image = released(tmp_path / "a", when=EPOCH + 100, host="a")
     archive = Archive(image)
 

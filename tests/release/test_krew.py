@@ -67,7 +67,7 @@ def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> 
 
 @pytest.mark.server
 def test_archive_has_nothing_that_no_verb_imports(archive: Path) -> None:
-    """What requirements.unused names is not in it; what reads kubeconfigs is."""
+    """The archive lacks what requirements.unused names, and has the module that reads kubeconfigs."""
     with tarfile.open(archive) as members:
         names = {name.removeprefix("lib/") for name in members.getnames()}
     assert "kubernetes/config/kube_config.py" in names
@@ -119,6 +119,6 @@ def test_manifest_names_every_machine(tmp_path: Path) -> None:
 
 
 def test_libraries_are_the_locked_ones() -> None:
-    """What the plugin needs is in the lock of what ships."""
+    """Every library of the plugin is in the lock of what ships."""
     locked = Path("requirements.lock").read_text(encoding="utf-8")
     assert [name for name in needed() if f"{name}==" not in locked] == []

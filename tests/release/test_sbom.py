@@ -29,7 +29,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_bill_follows_the_schema(text: str) -> None:
-    """CycloneDX's strict validator has nothing to say."""
+    """CycloneDX's strict validator accepts the bill."""
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
 
 
@@ -57,7 +57,7 @@ def test_every_package_is_listed_with_what_it_needs(text: str) -> None:
 
 
 def test_bill_has_neither_number_nor_time(text: str) -> None:
-    """The same image has the same bill."""
+    """The bill has neither serial number nor time, so that the same image has the same bill."""
     document = json.loads(text)
     assert "serialNumber" not in document
     assert "timestamp" not in document["metadata"]

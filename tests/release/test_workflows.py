@@ -26,7 +26,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflow_calls_targets_that_are_there(path: Path) -> None:
-    """Whatever a forge makes, `make` at home makes too."""
+    """A workflow calls only targets of the Makefile, so that everything can be made at home."""
     called = {
         name
         for step in steps(path)
@@ -38,11 +38,11 @@ def test_workflow_calls_targets_that_are_there(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflow_may_only_read(path: Path) -> None:
-    """Its token writes nothing, and no text of a pull request is put into a command."""
+    """A workflow's token can only read, and no text of a pull request is put into a command."""
     assert read(path)["permissions"] == {"contents": "read"}
     assert "${{" not in path.read_text(encoding="utf-8")
 
 
 def test_tests_and_releases_have_workflows() -> None:
-    """One runs `make test` for every change, one `make release` for every tag."""
+    """One workflow runs `make test` for every change, and one `make release` for every tag."""
     assert [path.stem for path in WORKFLOWS] == ["release", "test"]

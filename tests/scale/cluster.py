@@ -1,4 +1,4 @@
-"""The rest of the cluster: nodes as kubelets tell them, pods as a scheduler binds them, tokens bound to nodes."""
+"""The rest of the cluster: nodes as kubelets report them, pods as a scheduler binds them, tokens bound to nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.manifests.rendered import AGENT
 NAMESPACE: Final = "load"
 ACCOUNT: Final = "corepin-agent"
 EXCLUSIVE: Final = {"qos.gocrane.io/cpu-manager": "exclusive", "smt-policy.corepin.io/pod": "require"}
-IMAGES: Final = 50  # a kubelet tells so many
+IMAGES: Final = 50  # as many as a kubelet reports
 _PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _AGENTS: Final = f"/api/v1/namespaces/{AGENT}/pods"
 _NODES: Final = "/api/v1/nodes"

@@ -31,7 +31,7 @@ class Cost:
 
     @property
     def asked(self) -> int:
-        """Requests that are not watches: those are asked for anew as time goes by, whatever happens."""
+        """Requests that are not watches, because watches are repeated from time to time."""
         return sum(number for kind, number in self.requests.items() if not kind.startswith("watch "))
 
     def watched_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Fleet:
         self.nodes = nodes
 
     async def cost(self, work: Awaitable[None]) -> Cost:
-        """Do some work and return what it cost."""
+        """Run some work and return its cost."""
         before, used = self._counts(), await self._cluster.cpu_seconds()
         await work
         used = await self._cluster.cpu_seconds() - used

@@ -1,1 +1,1 @@
-"""The command `cmk` inside of containers: built, and run against an agent that says what a test wants."""
+"""The command `cmk` inside containers: built, and run against an agent with preset answers."""

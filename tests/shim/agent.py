@@ -44,7 +44,7 @@ def error(line: str) -> bytes:
 
 @dataclass
 class FakeAgent:
-    """A listening socket in an install directory; answers are given in their order, the last one again and again."""
+    """A listening socket in an install directory; answers are given in order, and the last one is repeated."""
 
     folder: Path
     answers: list[bytes] = field(default_factory=lambda: [ok()])
@@ -53,11 +53,11 @@ class FakeAgent:
 
     @property
     def command(self) -> Path:
-        """The shim beside the socket."""
+        """The path of the shim beside the socket."""
         return self.folder / "cmk"
 
     def listen(self) -> None:
-        """Make the socket, and answer on it until it is closed."""
+        """Create the socket, and answer on it until it is closed."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.folder / "cmk.sock"))
         (self.folder / "cmk.sock").chmod(0o666)
@@ -65,7 +65,7 @@ class FakeAgent:
         threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening; the file of the socket stays, as after an agent that was killed."""
+        """Stop listening and leave the socket file, as a killed agent does."""
         if self._listener:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
@@ -73,7 +73,7 @@ class FakeAgent:
             self._listener = None
 
     def run(self, *words: str, env: Mapping[str, str] | None = None, text: str | None = None) -> Finished:
-        """Run the shim to its end."""
+        """Run the shim until it exits."""
         return subprocess.run(
             [str(self.command), *words],
             env={**plain_environment(), **(env or {})},
@@ -109,7 +109,7 @@ class FakeAgent:
 
 @contextmanager
 def fake_agent(command: Path, *, is_listening: bool = True) -> Iterator[FakeAgent]:
-    """Put the command into a folder of its own with an agent's socket; its path is short enough for one."""
+    """Copy the command into a new folder with an agent's socket, whose path is short enough."""
     folder = Path(tempfile.mkdtemp(prefix="cmk-", dir="/tmp"))
     folder.chmod(0o755)
     shutil.copy2(command, folder / "cmk")

@@ -1,4 +1,4 @@
-"""A guest as Kata's: a kernel, an initial file system with the command and a shell, and nothing beside them."""
+"""A guest like Kata's: a kernel, and an initial file system with the command and a shell only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECONDS: Final = 300.0  # five are enough where the emulator has a CPU to itself
-VCPUS: Final = 3  # each in a socket of its own, as Kata has them
+VCPUS: Final = 3  # each vCPU in its own socket, as with Kata
 KERNEL_OPTIONS: Final = (
     "console=ttyS0 quiet panic=-1 mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"
     " no_timer_check lpj=16000000"  # both wait for ticks, which a busy host delays
@@ -24,7 +24,7 @@ _FOLDER, _FILE = 0o40755, 0o100755
 
 
 def boot(kernel: Path, folder: Path, files: Mapping[str, bytes], script: str) -> list[str]:
-    """Boot a guest, run a script as its first process, which switches it off, and return the lines that it wrote."""
+    """Boot a guest that runs a script as its first process and powers off; return the lines that it printed."""
     image, console = folder / "initrd", folder / "console"
     image.write_bytes(initrd({**files, "bin/busybox": _busybox(), "init": script.encode()}))
     command = [
@@ -65,7 +65,7 @@ def _parents(name: str) -> list[str]:
 
 
 def _entry(number: int, name: str, mode: int, content: bytes) -> bytes:
-    """Return one file in cpio's `newc` form: its head in hexadecimal, its name, its content, each to four bytes."""
+    """Return one file in cpio's `newc` form: header in hexadecimal, name and content, each padded to four bytes."""
     fields = (number, mode, 0, 0, 1, 0, len(content), 0, 0, 0, 0, len(name) + 1, 0)
     head = b"070701" + b"".join(b"%08X" % field for field in fields) + name.encode() + b"\0"
     return _filled(head) + _filled(content)

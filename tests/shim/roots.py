@@ -1,4 +1,4 @@
-"""File systems of containers, made of nothing, and the command run in them."""
+"""Minimal file systems of containers, and the command run in them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Root:
 
     @property
     def install_dir(self) -> Path:
-        """The folder of the command and the agent's socket."""
+        """The folder with the command and the agent's socket."""
         return self.folder / "opt/bin"
 
     def write(self, path: str, text: str) -> None:
-        """Write a file, and the folders above it."""
+        """Write a file and create its folders."""
         file = self.folder / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
     def add_busybox(self) -> None:
-        """Add a shell and what it calls, in one static file."""
+        """Add a shell with its commands, in one static file."""
         install_packages({"busybox-static": "busybox"})
         (self.folder / "bin").mkdir()
         shutil.copy2(str(shutil.which("busybox")), self.folder / "bin/busybox")
@@ -49,7 +49,7 @@ class Root:
             (self.folder / "bin" / name).symlink_to("busybox")
 
     def run(self, *words: str, env: Mapping[str, str] | None = None, user: int = NOBODY) -> Finished:
-        """Run a command in it as a user who may write nowhere: the root is mounted read-only."""
+        """Run a command in the root, which is mounted read-only, as a user without write access."""
         enter = ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(self.folder), f"{user}:{user}", *words]
         return subprocess.run(
             enter,

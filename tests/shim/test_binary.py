@@ -1,4 +1,4 @@
-"""The built binary: small, static, for both architectures."""
+"""The built binary: small, static, for two architectures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SOURCES = sorted(Path("shim").glob("*.[ch]"))
 
 @pytest.fixture(scope="module")
 def arm64(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the command for arm64, and what runs it here."""
+    """Return the command for arm64, and the emulator that runs it."""
     install_packages({"qemu-user-static": EMULATOR})
     path = tmp_path_factory.mktemp("shim") / "cmk"
     subprocess.run(["scripts/shim", str(path), "arm64"], check=True, capture_output=True)
@@ -35,7 +35,7 @@ def arm64(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["here", pytest.param("arm64", marks=pytest.mark.runtime)])
 def built(request: pytest.FixtureRequest, command: Path) -> Path:
-    """Return the command for this machine, and for arm64."""
+    """Return the commands for this machine and for arm64."""
     return command if request.param == "here" else request.getfixturevalue("arm64")
 
 
@@ -58,7 +58,7 @@ def test_it_needs_no_loader_and_no_library(built: Path) -> None:
 
 
 def test_no_memory_is_both_written_and_executed(built: Path) -> None:
-    """Neither stack nor data can be executed, and what is set at start is read-only after it."""
+    """No segment is writable and executable, and data that is set at start is read-only afterwards."""
     headers = dict(program_headers(built.read_bytes()))
     assert RELRO in headers
     assert not headers[STACK] & EXECUTABLE
@@ -82,7 +82,7 @@ def test_it_runs_on_arm64(arm64: Path) -> None:
 
 
 def test_building_again_does_nothing(command: Path, tmp_path: Path) -> None:
-    """What is built is kept outside of the checkout, and an equal file is not written again."""
+    """Built programs are cached outside the checkout, and an unchanged file is not written again."""
     copy = tmp_path / "cmk"
     subprocess.run(["scripts/shim", str(copy)], check=True)
     before = copy.stat().st_ino

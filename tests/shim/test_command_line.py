@@ -1,4 +1,4 @@
-"""Command lines: CMK's flags in the forms that its docopt took."""
+"""Command lines: CMK's flags in the forms that docopt accepts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ REFUSED = [  # words after `isolate`; the first line of the error
 def test_words_are_understood_as_docopt_did(
     agent: FakeAgent, words: list[str], asked: dict[str, str], printed: str
 ) -> None:
-    """Options stand anywhere before `--`, the command's arguments are its own."""
+    """Options are accepted anywhere before `--`; the command's own arguments are not parsed."""
     done = agent.run("isolate", *words)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{printed}\n", "")
@@ -99,7 +99,7 @@ def test_words_are_understood_as_docopt_did(
 def test_options_may_stand_before_the_verb(
     agent: FakeAgent, words: list[str], asked: dict[str, str], printed: str
 ) -> None:
-    """`cmk --pool=shared isolate X`: the verb is the first word that no option takes, as with docopt."""
+    """As with docopt, options may precede the verb, as in `cmk --pool=shared isolate X`."""
     done = agent.run(*words)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{printed}\n", "")
@@ -118,7 +118,7 @@ def test_options_may_stand_before_a_report(agent: FakeAgent, words: list[str]) -
     "words", [["--pool=shared"], ["--pool", "isolate"], ["--", "isolate"], ["--pool", "infra", "--"]]
 )
 def test_a_line_without_a_verb_shows_the_usage(agent: FakeAgent, words: list[str]) -> None:
-    """The value of an option is no verb, and nothing after `--` is one."""
+    """Without a verb the usage is printed; neither an option's value nor a word after `--` is a verb."""
     done = agent.run(*words)
 
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (1, "", "Usage:")
@@ -127,7 +127,7 @@ def test_a_line_without_a_verb_shows_the_usage(agent: FakeAgent, words: list[str
 
 @pytest.mark.parametrize("socket", ["abc", "7", "1\npool=exclusive", "1" * 2000])
 def test_infra_takes_any_socket(agent: FakeAgent, socket: str) -> None:
-    """CMK did not look at --socket-id there, and the agent does not see it."""
+    """The pool `infra` ignores --socket-id, as in CMK, and the agent's request has none."""
     done = agent.run("isolate", "--pool=infra", f"--socket-id={socket}", *ECHO)
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -171,7 +171,7 @@ def test_help_is_shown(no_agent: FakeAgent, words: list[str]) -> None:
 
 
 def test_version_is_that_of_the_contract_and_our_own(no_agent: FakeAgent) -> None:
-    """Scripts look for CMK's version; people want to know ours."""
+    """The version has CMK's, which scripts parse, and corepin's own."""
     assert no_agent.run("--version").stdout == "CMK v1.5.2 (corepin 0.1.0)\n"
 
 
@@ -192,7 +192,7 @@ def test_other_words_show_the_usage(no_agent: FakeAgent, words: list[str]) -> No
     ],
 )
 def test_verbs_that_are_gone_name_what_does_it_now(no_agent: FakeAgent, verb: str) -> None:
-    """Every other verb of CMK exits with 1 and names its replacement."""
+    """Verbs of CMK that do not exist any more exit with 1 and name the replacement."""
     done = no_agent.run(verb, "--num-exclusive-cores=4")
 
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""The command in containers of a real runtime, locked up as CMK's own examples are; the agent's word is a test's."""
+"""The command in restricted containers of a real runtime, with preset answers of an agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_image_without_any_file(containerd: Containerd, agent: FakeAgent) -> Non
 
 
 def test_container_is_locked_up(containerd: Containerd, agent: FakeAgent) -> None:
-    """What these tests run in has no capability, no new privileges, a filter of system calls and another user."""
+    """The test containers have no capabilities, no new privileges, a seccomp filter and another user than root."""
     words = ("sh", "--", "-c", "busybox grep -E '^(CapEff|NoNewPrivs|Seccomp|Uid):' /proc/self/status")
     container = run(containerd, agent, *words)
 
@@ -42,7 +42,7 @@ def test_container_is_locked_up(containerd: Containerd, agent: FakeAgent) -> Non
 
 
 def test_exit_code_reaches_the_kubelet(containerd: Containerd, agent: FakeAgent) -> None:
-    """The container ends as its command does."""
+    """The container's exit code is the command's."""
     assert run(containerd, agent, "sh", "--", "-c", "exit 7").exit_code() == 7
 
 
@@ -60,7 +60,7 @@ def test_stopped_container_handles_the_signal(containerd: Containerd, agent: Fak
 def test_command_that_ignores_signals_as_process_1_stops_below_one(
     containerd: Containerd, agent: FakeAgent
 ) -> None:
-    """With CMK_INIT=1 a locked-up container of a plain sleep ends at SIGTERM, which it has no handler for."""
+    """With CMK_INIT=1 a container of a plain `sleep` ends at SIGTERM, which `sleep` as process 1 would ignore."""
     words = ("busybox", "--", "sleep", "10000")
     container = run(containerd, agent, *words, CMK_INIT="1")
     until("the command", lambda: len(agent.asked) == 2)
@@ -72,7 +72,7 @@ def test_command_that_ignores_signals_as_process_1_stops_below_one(
 def test_container_that_waits_for_the_agent_stops_at_once(
     containerd: Containerd, no_agent: FakeAgent
 ) -> None:
-    """While no agent answers the shim is the first process, which no signal ends unless it handles it."""
+    """A container whose shim waits for the agent ends at SIGTERM, which the shim handles as process 1."""
     container = run(containerd, no_agent, "true", CMK_LOCK_TIMEOUT="3600")
     until("its word", lambda: "waiting up to 3600 s" in "".join(container.written("stderr")))
     container.stop()
@@ -81,7 +81,7 @@ def test_container_that_waits_for_the_agent_stops_at_once(
 
 
 def test_environment_reaches_the_command(containerd: Containerd, agent: FakeAgent) -> None:
-    """The agent's variables and the container's own are there."""
+    """The command has the agent's variables and the container's own."""
     script = 'echo "$CMK_CPUS_ASSIGNED $CMK_CPUS_ASSIGNED_MASK $CMK_CPUS_SHARED $CMK_CPUS_INFRA $MINE"'
     container = run(containerd, agent, "sh", "--", "-c", script, MINE="kept")
 

@@ -1,4 +1,4 @@
-"""`cmk isolate` in the guest of a Kata pod: no agent, but the status of the pod in a file, and sysfs."""
+"""`cmk isolate` in the guest of a Kata pod: without an agent, with the pod's status in a file and sysfs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ pytestmark = [
 
 @pytest.fixture
 def root(root: Root) -> Root:
-    """Return a root of a guest with two sockets, which it numbers the other way round."""
+    """Return a root of a guest with two sockets, numbered in reverse."""
     root.add_busybox()
     write_topology(root, {0: (1, 0, "0"), 1: (0, 0, "1")})
     return root
 
 
 def write_topology(root: Root, places: dict[int, tuple[int, int, str]]) -> None:
-    """Write sysfs: of each CPU its socket, its core and its siblings."""
+    """Write sysfs with socket, core and siblings of each CPU."""
     cpus = "/sys/devices/system/cpu"
     root.write(f"{cpus}/online", "0-1\n")
     for cpu, (socket, core, siblings) in places.items():
@@ -49,7 +49,7 @@ def write_topology(root: Root, places: dict[int, tuple[int, int, str]]) -> None:
 
 
 def status(*places: tuple[int, int, int], **vcpus: list[int] | None) -> dict[str, Any]:
-    """Return a pod's status: where the guest shows each vCPU, and the vCPUs of containers; None: without a claim."""
+    """Return a pod's status with the guest's place of each vCPU, and the vCPUs of containers; None: without a claim."""
     claimed: dict[str, Any] = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
     containers = {
         name: claimed | {"vcpus": ranks} if ranks is not None else {"pinned": False}
@@ -63,7 +63,7 @@ SOCKETS = ((0, 0, 0), (1, 0, 0))
 
 
 def isolated(root: Root, pool: str = "exclusive", *words: str, **env: str) -> tuple[int, str, str]:
-    """Return exit code, what the command saw of its CPUs, and what the shim said."""
+    """Return the exit code, the CPUs that the command saw, and the shim's messages."""
     env = {"PATH": "/bin", "CMK_MAP_SECONDS": "0", **env}
     done = root.run("/opt/bin/cmk", "isolate", f"--pool={pool}", *words, "sh", "--", "-c", SHOW, env=env)
     seen = done.stdout.split()
@@ -74,14 +74,14 @@ def isolated(root: Root, pool: str = "exclusive", *words: str, **env: str) -> tu
     ("ranks", "seen"), [([0], "1/2/0/0 2"), ([1], "0/1/1/1 1"), ([0, 1], "0,1/3/0,1/0,1 3")], ids=str
 )
 def test_it_pins_itself_to_the_vcpus_of_its_container(root: Root, ranks: list[int], seen: str) -> None:
-    """A vCPU is found by its place in sysfs, whatever its number; vCPUs without an owner are for helper threads."""
+    """The shim pins itself to its container's vCPUs by their place in sysfs; vCPUs without an owner are shared."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=ranks)))
 
     assert isolated(root) == (0, seen, "")
 
 
 def test_lower_number_is_the_first_thread_of_a_core(root: Root) -> None:
-    """Where the guest has cores of two threads the lower number is the first thread."""
+    """In a guest with two threads per core the lower number is the first thread."""
     write_topology(root, {0: (0, 0, "0-1"), 1: (0, 0, "0-1")})
     root.write(FILE, json.dumps(status((0, 0, 0), (0, 0, 1), main=[1])))
 
@@ -89,7 +89,7 @@ def test_lower_number_is_the_first_thread_of_a_core(root: Root) -> None:
 
 
 def test_container_is_found_by_name(root: Root) -> None:
-    """COREPIN_CONTAINER, which the webhook sets, says which one this is."""
+    """COREPIN_CONTAINER, which the webhook sets, selects the container in the pod's status."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0], other=[1])))
 
     assert isolated(root, COREPIN_CONTAINER="other")[1] == "0/1/0,1/0,1 1"
@@ -102,7 +102,7 @@ def test_container_is_found_by_name(root: Root) -> None:
 
 @pytest.mark.parametrize("pool", ["shared", "infra"])
 def test_helpers_keep_off_the_vcpus_of_containers(root: Root, pool: str) -> None:
-    """The shared pools are the vCPUs that no container owns; where there are none, all."""
+    """The shared pools are the vCPUs without an owner, or all vCPUs if each has one."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0], helper=None)))
     assert isolated(root, pool, COREPIN_CONTAINER="helper")[1] == "0/1/0/0 1"
 
@@ -111,14 +111,14 @@ def test_helpers_keep_off_the_vcpus_of_containers(root: Root, pool: str) -> None
 
 
 def test_without_affinity_only_the_environment_is_set(root: Root) -> None:
-    """--no-affinity leaves the choice to the command."""
+    """With --no-affinity only the environment is set."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0])))
 
     assert isolated(root, "exclusive", "--no-affinity") == (0, "1/2/0/0 3", "")
 
 
 def test_container_without_a_claim_is_refused(root: Root) -> None:
-    """An exclusive pool without the resource ends with 1 and names it."""
+    """A container without a claim is refused the exclusive pool with exit code 1 and the missing resource."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=None, other=[0])))
 
     assert isolated(root, COREPIN_CONTAINER="main") == (
@@ -158,7 +158,7 @@ def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, rea
 
 
 def together(vcpus: int, **held: str) -> str:
-    """Return the status of a pod of which one container runs so far, on two CPUs."""
+    """Return the status of a pod of which only one container runs yet, on two CPUs."""
     containers = {name: {"policy": "exclusive", "cpus": cpus} for name, cpus in held.items()}
     machine = {"vcpus": ["2-3"] * vcpus, "oneToOne": False, "reason": "its numbers differ"}
     return json.dumps({"containers": containers, "vm": machine})
@@ -182,7 +182,7 @@ def test_more_vcpus_than_cpus_are_not_waited_for(root: Root) -> None:
     },
 )
 def test_shim_waits_while_the_map_may_still_come(root: Root, vcpus: int, held: dict[str, str]) -> None:
-    """A mismatch may pass while the pod's containers start: the shim waits, and at the timeout starts unpinned."""
+    """The shim waits while a mismatch may be temporary, and starts the command unpinned at the timeout."""
     root.write(FILE, together(vcpus, **held))
     code, seen, said = isolated(root, CMK_MAP_SECONDS="2")
 
@@ -194,7 +194,7 @@ def test_shim_waits_while_the_map_may_still_come(root: Root, vcpus: int, held: d
 
 
 def test_map_that_comes_later_is_waited_for(root: Root) -> None:
-    """The shim waits for the file, which the kubelet writes after the start."""
+    """The shim waits for the status file, which the kubelet writes after the start."""
     root.write(FILE, "")
     results: list[tuple[int, str, str]] = []
     thread = threading.Thread(target=lambda: results.append(isolated(root, CMK_MAP_SECONDS="50")))
@@ -207,7 +207,7 @@ def test_map_that_comes_later_is_waited_for(root: Root) -> None:
 
 
 def test_an_agent_takes_precedence_over_the_file(root: Root) -> None:
-    """If there is an agent it decides, even if the file exists."""
+    """If there is an agent, its answer takes precedence over the file."""
     root.write(FILE, json.dumps(status(*SOCKETS, main=[0])))
     agent = FakeAgent(root.install_dir)
     agent.listen()

@@ -1,4 +1,4 @@
-"""`cmk isolate` in a guest that runs: the agent's own status of a pod, and a kernel that shows and masks its own CPUs."""
+"""`cmk isolate` in a booted guest: the agent's status of a pod, and the guest kernel's CPUs and masks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ poweroff -f
 
 
 class Case(NamedTuple):
-    """The outcome of one command."""
+    """Environment and kernel mask of one command."""
 
     code: str
     seen: str  # its environment, and where its kernel lets it run
@@ -80,7 +80,7 @@ class Case(NamedTuple):
 
 
 def status(vcpus: int, live: Mapping[str, CPUSet], to_come: Mapping[str, CPUSet] | None = None) -> bytes:
-    """Return the status of a pod whose containers hold these CPUs, each vCPU still on all of them."""
+    """Return the status of a pod whose containers hold these CPUs, while each vCPU still runs on all of them."""
     cpus = union(live.values())
     masks = sandbox_masks(VMSeen((cpus,) * vcpus, cpus, cpus), cpus, cpus)
     places = [guest_id(index, 1, 1, is_apic=True) for index in range(VCPUS)]
@@ -146,18 +146,18 @@ def cases(command: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     ],
 )
 def test_command_runs_on_the_vcpus_of_its_container(cases: Mapping[str, Case], name: str, seen: str) -> None:
-    """The map leads to the CPUs by which this guest knows the container's vCPUs, in the environment and for its kernel."""
+    """The command runs on the guest's CPUs for its container's vCPUs, by its environment and by the kernel."""
     assert cases[name] == ("0", seen, "")
 
 
 def test_container_without_a_claim_is_refused(cases: Mapping[str, Case]) -> None:
-    """The exclusive pool is for containers that hold cores."""
+    """A container without a claim is refused the exclusive pool."""
     reason = "cmk: this container claims no cores: give it the resource cmk.intel.com/exclusive-cores"
     assert cases["unclaimed"] == ("1", "", reason)
 
 
 def test_map_that_comes_later_is_waited_for(cases: Mapping[str, Case]) -> None:
-    """An empty file, then a status of fewer containers than the pod has: the command starts pinned by the whole map."""
+    """After an empty file and a status of some containers, the command starts pinned by the complete status."""
     code, seen, said = cases["late"]
     assert (code, seen) == ("0", "0,2 5 0,1,2 0,1,2 on 0,2")
     assert said.startswith("cmk: waiting up to 600 s ")
@@ -190,6 +190,6 @@ def test_map_that_comes_later_is_waited_for(cases: Mapping[str, Case]) -> None:
     ],
 )
 def test_command_starts_unpinned_with_the_reason(cases: Mapping[str, Case], name: str, reason: str) -> None:
-    """Without a map that can be had it starts on all CPUs, its environment is true, and it says why."""
+    """Without the map of vCPUs the command starts on all CPUs, has them in its environment, and prints the reason."""
     said = f"cmk: starts unpinned on all CPUs that it may use: {reason}"
     assert cases[name] == ("0", f"{ALL} on 0-2", said)

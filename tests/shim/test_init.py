@@ -1,4 +1,4 @@
-"""`cmk isolate` with `CMK_INIT=1`: as process 1 it stays, and the command is its child."""
+"""`cmk isolate` with `CMK_INIT=1`: process 1 stays, and the command is its child."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _namespaces() -> None:
 
 @pytest.fixture
 def agent(agent: FakeAgent) -> FakeAgent:
-    """Return an agent that puts the first process aside, and gives the second one a core."""
+    """Return an agent that answers process 1 with the infra pool and its child with a core."""
     agent.answers = [ASIDE, ok(ENVIRONMENT)]
     return agent
 
@@ -43,7 +43,7 @@ _running: list[subprocess.Popen[str]] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    """End commands that a failed test has left running."""
+    """Kill commands that a failed test has left running."""
     yield
     while _running:
         with _running.pop() as process:
@@ -53,7 +53,7 @@ def _nothing_left() -> Iterator[None]:
 def start(
     agent: FakeAgent, *words: str, env: Mapping[str, str] = INIT, pool: str = "exclusive"
 ) -> subprocess.Popen[str]:
-    """Start the shim as the first process of a namespace."""
+    """Start the shim as process 1 of a pid namespace."""
     process = subprocess.Popen(
         [*FIRST, str(agent.command), "isolate", f"--pool={pool}", *words],
         env={**plain_environment(), **env},
@@ -69,14 +69,14 @@ def start(
 def run(
     agent: FakeAgent, *words: str, env: Mapping[str, str] = INIT, pool: str = "exclusive"
 ) -> tuple[int, str, str]:
-    """Run it to its end; return its code and what it wrote."""
+    """Run the shim until it exits; return exit code and output."""
     process = start(agent, *words, env=env, pool=pool)
     out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
 
 
 def first_of(process: subprocess.Popen[str]) -> int:
-    """Return the number that the first process of the namespace has outside, as soon as it is there."""
+    """Return the host's pid of the namespace's process 1 once it exists."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return int(until("process 1", lambda: children.read_text(encoding="ascii").split())[0])
 
@@ -104,7 +104,7 @@ def test_command_is_the_child_and_has_the_claim(agent: FakeAgent) -> None:
 
 
 def test_process_1_is_not_taken_for_intel_cmk(agent: FakeAgent) -> None:
-    """`corepin doctor` warns of processes that are called as Intel's program, which writes cpusets."""
+    """Process 1 is not named as Intel's program, of which `corepin doctor` warns as a writer of cpusets."""
     process = start(agent, "sleep", "--", "10000")
     until("the command", lambda: children_of(first_of(process)) == ["sleep"])
     name = Path(f"/proc/{first_of(process)}/comm").read_text(encoding="ascii").strip()
@@ -123,7 +123,7 @@ def test_process_1_of_a_shared_pool_stays_in_it(agent: FakeAgent) -> None:
 
 
 def test_variable_that_is_not_set_keeps_no_process(agent: FakeAgent) -> None:
-    """Without it, with an empty one and with 0 the command is process 1."""
+    """Without CMK_INIT, or if it is empty or 0, the command is process 1."""
     for env in ({}, {"CMK_INIT": ""}, {"CMK_INIT": "0"}):
         assert run(agent, "sh", "--", "-c", "echo $$", env=env)[:2] == (0, "1\n")
     assert len(agent.asked) == 3
@@ -140,7 +140,7 @@ def test_other_value_is_refused_with_the_remedy(agent: FakeAgent) -> None:
 
 
 def test_elsewhere_the_command_has_no_wrapper(agent: FakeAgent) -> None:
-    """Signals end a process that is not the first of its namespace without help."""
+    """A shim that is not process 1 runs the command without a parent, because signals end it anyway."""
     done = agent.run("isolate", "--pool=shared", "sh", "--", "-c", "echo $$", env=INIT)
 
     assert [int(done.stdout)] == [asked.pid for asked in agent.asked]
@@ -148,18 +148,18 @@ def test_elsewhere_the_command_has_no_wrapper(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_exit_code_is_the_commands(agent: FakeAgent, code: int) -> None:
-    """The parent exits with the command's code."""
+    """The exit code of process 1 is the command's."""
     assert run(agent, "sh", "--", "-c", f"exit {code}")[0] == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSEGV])
 def test_end_by_a_signal_has_the_code_of_a_shell(agent: FakeAgent, number: signal.Signals) -> None:
-    """A command that a signal ends gives 128 and its number."""
+    """A command ended by a signal gives exit code 128 plus the signal's number."""
     assert run(agent, "sh", "--", "-c", f"kill -{number.value} $$")[0] == 128 + number
 
 
 def test_sigterm_ends_a_command_that_handles_none(agent: FakeAgent) -> None:
-    """As process 1 a sleep ignores SIGTERM until it is killed 30 s later; below one it ends at once."""
+    """With CMK_INIT=1 a `sleep` ends at SIGTERM; as process 1 it would be killed 30 s later."""
     process = start(agent, "sleep", "--", "10000")
     until("the command", lambda: children_of(first_of(process)) == ["sleep"])
     os.kill(first_of(process), signal.SIGTERM)
@@ -181,7 +181,7 @@ def test_sigterm_ends_a_command_that_handles_none(agent: FakeAgent) -> None:
     ],
 )
 def test_signals_are_forwarded(agent: FakeAgent, number: signal.Signals) -> None:
-    """The command handles each as it likes."""
+    """Process 1 forwards signals to the command."""
     script = f"trap 'exit 42' {number.name[3:]}; echo ready; while :; do read -r line; done"
     process = start(agent, "sh", "--", "-c", script)
     assert process.stdout is not None
@@ -193,14 +193,14 @@ def test_signals_are_forwarded(agent: FakeAgent, number: signal.Signals) -> None
 
 
 def test_signals_have_their_usual_effect_on_the_command(agent: FakeAgent) -> None:
-    """What the parent blocks is not blocked in the command."""
+    """Signals that process 1 blocks are not blocked in the command."""
     _, out, _ = run(agent, "grep", "--", "SigBlk", "/proc/self/status")
 
     assert int(out.split()[1], 16) == 0
 
 
 def test_orphans_are_collected(agent: FakeAgent) -> None:
-    """A thousand processes whose parents ended leave no zombie."""
+    """Process 1 reaps a thousand orphans, so that no zombie is left."""
     script = "for n in $(seq 1000); do (true & ); done; echo done; read -r line"
     process = start(agent, "sh", "--", "-c", script)
     assert process.stdout is not None
@@ -212,7 +212,7 @@ def test_orphans_are_collected(agent: FakeAgent) -> None:
 
 
 def test_command_may_use_what_its_container_may(agent: FakeAgent) -> None:
-    """The child does not inherit where process 1 was put: with --no-affinity it chooses by itself."""
+    """With --no-affinity the command may use all CPUs of its container, and not only those of process 1."""
     words = ["taskset", "--cpu-list", "0", *FIRST, str(agent.command), "isolate", "--pool=exclusive"]
     done = subprocess.run(
         [
@@ -234,7 +234,7 @@ def test_command_may_use_what_its_container_may(agent: FakeAgent) -> None:
 
 
 def test_terminal_belongs_to_the_command(agent: FakeAgent) -> None:
-    """The command leads the terminal's group, so that a key sends one signal to it."""
+    """The command leads the terminal's foreground group, so that a key sends it one signal."""
     screen, terminal = os.openpty()
     script = 'trap "echo got; exit 5" INT; test -t 0 && echo ready; while :; do read -r line; done'
     words = ["setsid", "--ctty", "--wait", *FIRST, str(agent.command), "isolate", "--pool=exclusive"]
@@ -273,12 +273,12 @@ def test_refused_command_ends_the_container(agent: FakeAgent) -> None:
 
 
 def test_command_that_is_not_found_has_the_code_of_a_shell(agent: FakeAgent) -> None:
-    """The code 127 of a command that is not found is the parent's too."""
+    """A command that is not found gives exit code 127."""
     assert run(agent, "/nowhere")[0] == 127
 
 
 def test_no_agent_ends_it_before_a_child_is_there(no_agent: FakeAgent) -> None:
-    """Without an agent process 1 exits before it forks."""
+    """Without an agent process 1 exits without starting a child."""
     code, out, err = run(no_agent, "echo", "started", env={**INIT, "CMK_LOCK_TIMEOUT": "0"})
 
     assert (code, out) == (1, "")

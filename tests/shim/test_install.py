@@ -1,4 +1,4 @@
-"""The command in the install directory: whole or not at all, and never through what containers put there."""
+"""Atomic installation of the command in a directory to which containers may write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return an install directory that is not there yet."""
+    """Return an install directory that does not exist yet."""
     return tmp_path / "opt" / "bin"
 
 
@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
 
 
 def said(folder: Path) -> str:
-    """Execute what is installed."""
+    """Run the installed command and return its output."""
     return subprocess.run([folder / "cmk"], capture_output=True, text=True, check=True).stdout
 
 
@@ -54,7 +54,7 @@ def test_the_command_is_installed_once(folder: Path, source: Path) -> None:
     ids=["another", "mode", "empty"],
 )
 def test_another_file_is_replaced(folder: Path, source: Path, text: str, mode: int) -> None:
-    """Another version, another mode or half a file is replaced; a process that has the old file open keeps it."""
+    """A file of another version or mode, or a partial one, is replaced; processes with the old file open keep it."""
     folder.mkdir(parents=True)
     (folder / "cmk").write_text(text)
     (folder / "cmk").chmod(mode)
@@ -68,7 +68,7 @@ def test_another_file_is_replaced(folder: Path, source: Path, text: str, mode: i
 
 @pytest.mark.parametrize("name", ["cmk", ".cmk.new"])
 def test_nothing_there_is_followed(folder: Path, source: Path, tmp_path: Path, name: str) -> None:
-    """A symbolic link in its place is not followed: its target stays as it is."""
+    """A symbolic link in the command's place is replaced, and its target is not changed."""
     victim = tmp_path / "victim"
     victim.write_text("the host's\n")
     folder.mkdir(parents=True)

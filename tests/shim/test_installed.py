@@ -1,4 +1,4 @@
-"""A real agent puts the command beside its socket, and `--reset` takes both away."""
+"""A real agent installs the command beside its socket, and `--reset` removes both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.runtime
 
 
 def test_agent_installs_the_command_and_a_reset_removes_it(command: Path, tmp_path: Path) -> None:
-    """It is there as soon as the agent is, it prints what the agent says, and nothing of it stays after a reset."""
+    """A running agent's command answers, and a reset leaves no file of it."""
     why = cgroups_missing()
     if why and os.environ.get("CI") != "true":
         pytest.skip(why)

@@ -1,4 +1,4 @@
-"""`cmk isolate` with an agent: its requests, and that the command replaces the shim's process."""
+"""`cmk isolate` with an agent: its requests, and the command that replaces the shim's process."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def started(agent: FakeAgent, *words: str, env: dict[str, str] | None = None) ->
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Wait for the end, and return exit status and what was said on stderr."""
+    """Wait for the exit, and return exit status and stderr."""
     _, text = process.communicate(timeout=SECONDS)
     return process.returncode, text.decode()
 
 
 def test_environment_is_what_the_agent_says(agent: FakeAgent) -> None:
-    """The command gets the four variables of the answer, in the place of older ones, beside its own."""
+    """The command's environment has the four variables of the answer instead of older ones, and its own."""
     env = {"CMK_CPUS_ASSIGNED": "7", "MINE": "kept"}
     done = agent.run("isolate", "--pool=exclusive", "env", env=env)
 
@@ -65,7 +65,7 @@ def test_number_of_cores_on_two_lines_is_refused(agent: FakeAgent) -> None:
 
 
 def test_command_is_the_process_that_asked(agent: FakeAgent) -> None:
-    """The shim becomes the command: the agent pinned this very process, and no socket is left open in it."""
+    """The command has the shim's pid, which the agent pinned, and no open socket."""
     process = started(agent, *SHARED, "sh", "--", "-c", "echo $$; ls /proc/$$/fd")
     lines, _ = process.communicate(timeout=SECONDS)
 
@@ -76,13 +76,13 @@ def test_command_is_the_process_that_asked(agent: FakeAgent) -> None:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_exit_code_is_the_commands_own(agent: FakeAgent, code: int) -> None:
-    """The exit code is the command's; CMK's was always 1."""
+    """The exit code is the command's, and not always 1 as with CMK."""
     assert agent.run(*SHARED, "sh", "--", "-c", f"exit {code}").returncode == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_reach_the_command(agent: FakeAgent, number: signal.Signals) -> None:
-    """A signal to the process is one to the command, which handles it as it likes."""
+    """A signal to the process reaches the command."""
     script = f"trap 'exit 42' {number.name[3:]}; echo ready; while :; do read -r line; done"
     process = subprocess.Popen(
         [str(agent.command), *SHARED, "sh", "--", "-c", script],
@@ -98,7 +98,7 @@ def test_signals_reach_the_command(agent: FakeAgent, number: signal.Signals) -> 
 
 
 def test_signals_have_their_usual_effect_on_the_command(agent: FakeAgent) -> None:
-    """What the shim handles while it waits it does not leave to the command; what was ignored stays so."""
+    """Signal handlers of the shim are reset for the command, and ignored signals stay ignored."""
     process = started(agent, *SHARED, "sleep", "1000")
     until("the command", lambda: b"sleep" in _cmdline(process.pid))
     process.terminate()
@@ -124,12 +124,12 @@ def _cmdline(pid: int) -> bytes:
 
 
 def test_stdin_is_the_commands_own(agent: FakeAgent) -> None:
-    """The shim reads nothing of standard input."""
+    """The shim does not read standard input."""
     assert agent.run(*SHARED, "cat", text="one\ntwo\n").stdout == "one\ntwo\n"
 
 
 def test_terminal_is_the_commands_own(agent: FakeAgent) -> None:
-    """On a terminal the command finds it as its input, its output, and the terminal that controls it."""
+    """On a terminal the command has it as input, output and controlling terminal."""
     screen, terminal = os.openpty()
     script = "test -t 0 && test -t 1 && echo on >/dev/tty"
     words = ["setsid", "--ctty", "--wait", str(agent.command), *SHARED, "sh", "--", "-c", script]
@@ -152,7 +152,7 @@ def test_refusal_of_the_agent_is_shown(agent: FakeAgent) -> None:
 
 
 def test_warnings_of_the_agent_are_shown(agent: FakeAgent) -> None:
-    """A warning comes first, and the command starts; keys of a newer agent are passed over."""
+    """A warning is printed before the command starts, and unknown keys of a newer agent are ignored."""
     agent.answers = [ok("warning=helpers share CPU 0\nnewer=1\nCMK_CPUS_ASSIGNED=1\n")]
     done = agent.run(*SHARED, "sh", "--", "-c", "echo $CMK_CPUS_ASSIGNED$newer")
 
@@ -160,7 +160,7 @@ def test_warnings_of_the_agent_are_shown(agent: FakeAgent) -> None:
 
 
 def test_variables_of_others_cannot_be_set(agent: FakeAgent) -> None:
-    """Only names that begin with CMK_ are taken from an answer."""
+    """Only variables with the prefix CMK_ are taken from an answer."""
     agent.answers = [ok("LD_PRELOAD=/evil.so\nPATH=/evil\nCMK_CPUS_ASSIGNED=1\n")]
     done = agent.run(*SHARED, "env")
 
@@ -210,7 +210,7 @@ def test_answer_that_ends_early_is_asked_for_again(agent: FakeAgent, cut: bytes)
     ],
 )
 def test_answer_of_another_version_ends_it(agent: FakeAgent, garbled: bytes) -> None:
-    """An answer that is not of this protocol ends the shim without a retry."""
+    """An answer of another protocol version ends the shim without a retry."""
     agent.answers = [garbled]
     done = agent.run(*SHARED, "echo", "started")
 
@@ -219,7 +219,7 @@ def test_answer_of_another_version_ends_it(agent: FakeAgent, garbled: bytes) -> 
 
 
 def test_shim_waits_for_an_agent_that_restarts(no_agent: FakeAgent) -> None:
-    """While no agent listens the shim waits, and says so after a second; then it starts the command."""
+    """While no agent listens the shim waits and prints so after a second; it starts the command afterwards."""
     process = started(no_agent, *SHARED, "echo", "started")
     assert process.stderr is not None
     assert process.stderr.readline().startswith(b"cmk: waiting up to 30 s for the corepin agent at /tmp/cmk-")
@@ -250,7 +250,7 @@ def test_killed_agent_is_reported(agent: FakeAgent) -> None:
 
 
 def test_waiting_ends_with_a_signal(no_agent: FakeAgent) -> None:
-    """A container that is stopped while its shim waits ends at once, also as the first process of its namespace."""
+    """A signal ends a waiting shim at once, also if it is process 1 of its namespace."""
     command = ["unshare", "--pid", "--fork", "--kill-child", str(no_agent.command), *SHARED, "true"]
     process = subprocess.Popen(command, env=plain_environment(), stderr=subprocess.PIPE)
     assert process.stderr is not None

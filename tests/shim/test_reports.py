@@ -1,4 +1,4 @@
-"""The verbs that print what the agent knows."""
+"""Verbs that print the agent's reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERBS = ("describe", "node-report", "reconcile")
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_text_of_the_agent_is_printed_as_it_is(agent: FakeAgent, verb: str) -> None:
-    """Each verb asks for its text once, and prints it."""
+    """Each verb requests its report once and prints it."""
     agent.answers = [ok(TEXT)]
     done = agent.run(verb)
 
@@ -66,7 +66,7 @@ def test_it_is_printed_again_with_an_interval(agent: FakeAgent, verb: str, inter
 
 @pytest.mark.parametrize("interval", ["", "soon", "-1", "1h", "1e9", "nan", "inf", "1 s"])
 def test_other_intervals_are_refused(no_agent: FakeAgent, interval: str) -> None:
-    """A duration is a number of seconds, with `s` or `ms` after it."""
+    """An interval is a number of seconds, or has the suffix `s` or `ms`; other values are refused."""
     done = no_agent.run("reconcile", f"--interval={interval}")
 
     assert done.returncode == 1
@@ -74,7 +74,7 @@ def test_other_intervals_are_refused(no_agent: FakeAgent, interval: str) -> None
 
 
 def test_full_disk_is_an_error(agent: FakeAgent) -> None:
-    """A write error on standard output is an error."""
+    """A write error on standard output exits with an error."""
     agent.answers = [ok(TEXT)]
     with Path("/dev/full").open("wb") as full:
         command = [str(agent.command), "describe"]

@@ -1,4 +1,4 @@
-"""The command in a root without any other file, mounted read-only, as a user without rights."""
+"""The command in a read-only root without other files, as a user without write access."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inside(root: Root) -> Iterator[FakeAgent]:
 
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_it_runs_in_an_empty_read_only_root(root: Root, inside: FakeAgent, user: int) -> None:
-    """Without libc, shell, /proc or a writable directory it asks the agent and becomes the command."""
+    """The command runs without libc, shell, /proc or a writable directory: it asks the agent and executes."""
     done = root.run("/opt/bin/cmk", "isolate", "--pool=shared", "/opt/bin/cmk", "--", "--version", user=user)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "CMK v1.5.2 (corepin 0.1.0)\n", "")

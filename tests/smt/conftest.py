@@ -70,7 +70,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Report:
             options += f" IRQBALANCE={program} IRQBALANCE_ROUNDS={IRQBALANCE_ROUNDS}"
     if HAS_CARD:
         options += " NETWORK_CARD=1"
-    options += " GRPC_ENABLE_FORK_SUPPORT=0"  # else forked processes have threads of gRPC
+    options += " GRPC_ENABLE_FORK_SUPPORT=0"  # otherwise forked processes have threads of gRPC
     folder = tmp_path_factory.mktemp("quiet-")
     more = 60.0 * QUIET_KILLS + 10.0 * IRQBALANCE_ROUNDS
     devices = THREE_CORES.devices + CARD * HAS_CARD

@@ -1,4 +1,4 @@
-"""Inside the guest: the runtime `local` on cgroup v2, with the sets that an agent would send."""
+"""Inside the guest: the runtime `local` on cgroup v2, with the cpusets that an agent would send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POD: Final = {
 
 
 def local_runtime() -> None:
-    """Start a pod on one CPU, move it to others, take it away, and report what the kernel said each time."""
+    """Start a pod on one CPU, move it to others, remove it, and report the kernel's masks after each step."""
     asyncio.run(_steps())
 
 
@@ -67,7 +67,7 @@ async def _steps() -> None:
 
 
 async def _running(runtime: LocalRuntime) -> RuntimeContainer:
-    """Send its CPUs to the container when it is created, and return it when it runs."""
+    """Send the CPUs to the container once it is created, and return it when it runs."""
     while True:
         for container in await runtime.containers():
             if container.state is State.CREATED:

@@ -1,4 +1,4 @@
-"""Inside the guest: the kernel's files that keep CPUs quiet, what is to be in them, and devices that interrupt."""
+"""Inside the guest: the kernel's settings for quiet CPUs, their expected values, and devices that cause interrupts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def managed() -> dict[str, str]:
 
 
 def refusal(number: str) -> str:
-    """Return the kernel's error when an interrupt is to be moved; empty if it was."""
+    """Return the kernel's error when an interrupt is moved, or an empty string."""
     file = IRQ / number / "smp_affinity_list"
     try:
         file.write_text(file.read_text())
@@ -51,7 +51,7 @@ def refusal(number: str) -> str:
 
 
 def reaches(cpus: CPUSet) -> dict[str, str]:
-    """Return the movable interrupts with a driver that may fire on CPUs."""
+    """Return the movable interrupts with a driver that may fire on these CPUs."""
     return {
         number: text
         for number, text in affinities().items()
@@ -76,18 +76,18 @@ def masks() -> dict[str, str]:
 
 
 def bounds() -> dict[str, str]:
-    """Return the latency bound of each CPU by its number; none if the kernel has no such file."""
+    """Return the latency bound of each CPU by its number; empty if the kernel has no such file."""
     files = CPUS.glob(f"cpu[0-9]*/{BOUND}")
     return {file.parts[-3].removeprefix("cpu"): file.read_text().strip() for file in files}
 
 
 def limit(cpu: int, bound: str) -> None:
-    """Set how long a CPU may take to leave an idle state."""
+    """Set the latency bound of a CPU for idle states."""
     (CPUS / f"cpu{cpu}" / BOUND).write_text(bound)
 
 
 def place_interrupts(cpus: CPUSet) -> None:
-    """Let every interrupt that can be moved fire on these CPUs alone."""
+    """Move every movable interrupt to these CPUs."""
     for number in affinities():
         with suppress(OSError):
             (IRQ / number / "smp_affinity_list").write_text(str(cpus))
@@ -106,7 +106,7 @@ def counts() -> dict[str, dict[str, int]]:
 
 
 def grown(before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Return how often each interrupt has fired since, by CPU; those that have not are left out."""
+    """Return how often each interrupt has fired on each CPU since; interrupts that did not fire are left out."""
     rows = {
         name: {cpu: count - before.get(name, {}).get(cpu, 0) for cpu, count in row.items()}
         for name, row in counts().items()
@@ -116,13 +116,13 @@ def grown(before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 
 def traffic() -> None:
-    """Ask the host for the size of its file system, which it answers by an interrupt each time."""
+    """Query the host's file system, which answers each query with an interrupt."""
     for _ in range(REQUESTS):
         os.statvfs("/")
 
 
 def busiest() -> str:
-    """Return the interrupt that fires most when the host is asked."""
+    """Return the interrupt that fires most while the host's file system is queried."""
     before = counts()
     traffic()
     sums = {key: sum(row.values()) for key, row in grown(before).items()}
@@ -130,7 +130,7 @@ def busiest() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Return all that is changed for quiet CPUs."""
+    """Return all settings that are changed for quiet CPUs."""
     fixed = KERNELS | managed().keys()
     return {
         **{f"irq {number}": cpus for number, cpus in affinities().items() if number not in fixed},
@@ -141,7 +141,7 @@ def settings() -> dict[str, str]:
 
 
 def quieted(originals: dict[str, str], quiet: CPUSet, most: int) -> dict[str, str]:
-    """Return what the settings are while CPUs are quiet, and enter no idle state that takes longer than `most`."""
+    """Return the expected settings while CPUs are quiet, with this latency bound."""
     return {name: _quieted(name, text, quiet, most) for name, text in originals.items()}
 
 
@@ -154,7 +154,7 @@ def _quieted(name: str, text: str, quiet: CPUSet, most: int) -> str:
 
 
 def cards() -> list[str]:
-    """Return the names of network interfaces that are devices."""
+    """Return the names of network interfaces that belong to devices."""
     return [path.parent.name for path in NET.glob("*/device")]
 
 
@@ -177,7 +177,7 @@ def bring_up(card: str) -> None:
 
 
 def ping() -> None:
-    """Send packets one after the other, each of which is answered, if there is a card."""
+    """Send packets one after the other over the card, if there is one, and wait for each answer."""
     if cards():
         words = ["busybox", "ping", "-A", "-q", "-c", str(PINGS), GATEWAY]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)

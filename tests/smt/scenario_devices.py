@@ -53,7 +53,7 @@ PODS: Final = {
 
 
 def devices(node: Node) -> None:
-    """Start pods beside their devices, and report what the kernel and their status say; they stay."""
+    """Start pods beside their devices, and report their CPUs and memory in kernel and status; the pods keep running."""
     for name in sorted(node.wanted.keys() - {"bystander"}):
         node.remove(name)
     found = {resource: PCI / address for address, resource in _addresses().items()}
@@ -93,7 +93,7 @@ def _text(file: Path) -> str:
 
 @contextmanager
 def _pod_resources(given: Mapping[str, Mapping[str, Path]]) -> Iterator[None]:
-    """Serve the kubelet's PodResources API, which names these devices of pods, until the block ends."""
+    """Serve the kubelet's PodResources API with these devices of pods until the block ends."""
     method = grpc.unary_unary_rpc_method_handler(lambda _, __: _answer(given))
     socket = WORK / SOCKET
     socket.parent.mkdir()

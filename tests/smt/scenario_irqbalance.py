@@ -1,4 +1,4 @@
-"""Inside the guest: Debian's irqbalance, which moves real interrupts, before, while and after a pod asks for quiet CPUs."""
+"""Inside the guest: Debian's irqbalance with real interrupts, before, while and after a pod requests quiet CPUs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ POD: Final = "beside"
 FOLDER: Final = Path("/run/irqbalance")
 LOG: Final = WORK / "irqbalance.log"
 INTERVAL: Final = 1  # second, the least
-MOVED_BACK: Final = "interrupts moved by another program"  # in the agent's log
-ROUND: Final = "-" * 77  # what it logs at the begin of each
+MOVED_BACK: Final = "interrupts moved by another program"  # message in the agent's log
+ROUND: Final = "-" * 77  # message that irqbalance logs at the start of each round
 
 
 class Balancing:
@@ -44,17 +44,17 @@ class Balancing:
         self._client = Irqbalance(FOLDER, Path("/proc"), ANSWER_SECONDS)
 
     def banned(self) -> CPUSet | None:
-        """Return the CPUs that it must not use; None while it has no socket."""
+        """Return the CPUs that irqbalance must not use; None while it has no socket."""
         daemon = self._client.with_socket()
         return self._client.setup(daemon).banned if daemon else None
 
     def rounds(self) -> int:
-        """Return how often it has balanced."""
+        """Return the number of irqbalance's rounds."""
         return LOG.read_text().splitlines().count(ROUND)
 
 
 def balanced(node: Node) -> None:
-    """Report where irqbalance lets interrupts fire: before a pod asks for quiet CPUs, while it does, and when it has ended."""
+    """Report where irqbalance puts interrupts before, while and after a pod requests quiet CPUs."""
     if "IRQBALANCE" not in os.environ:
         return
     node.agent.start()
@@ -69,7 +69,7 @@ def balanced(node: Node) -> None:
         tell("before", cpus, balancing)
         node.edit(POD, 1, QUIET)
         wait_until(lambda: balancing.banned() == cpus and cpus.isdisjoint(default_affinity()))
-        after = balancing.rounds() + 2  # it has acted by the ban
+        after = balancing.rounds() + 2  # after two rounds irqbalance has applied the ban
         wait_until(lambda: balancing.rounds() >= after and not reaches(cpus))
         balance(cpus, balancing)
         node.remove(POD)
@@ -118,7 +118,7 @@ def ignored(node: Node) -> None:
 
 
 def moved_back() -> list[str]:
-    """Return the lines of the log in which agents say that another program moved interrupts back."""
+    """Return the agents' log messages about interrupts that another program moved back."""
     return [line for line in (WORK / "agent.log").read_text().splitlines() if MOVED_BACK in line]
 
 
@@ -140,11 +140,11 @@ def running() -> Iterator[Balancing]:
 
 
 def balance(cpus: CPUSet, balancing: Balancing) -> None:
-    """Use devices while irqbalance balances many times, and while it places the interrupts of a driver that is loaded anew."""
+    """Use devices while irqbalance balances many times and places the interrupts of a reloaded driver."""
     began = balancing.rounds()
     end = began + int(os.environ["IRQBALANCE_ROUNDS"])
     subprocess.run(["modprobe", "-r", "virtio_rng"], check=True)
-    subprocess.run(["modprobe", "virtio_rng"], check=True)  # its counts begin anew
+    subprocess.run(["modprobe", "virtio_rng"], check=True)  # counts of interrupts restart at 0
     reached = set(reaches(cpus))
     use_devices()  # a written affinity holds from the next interrupt on
     report("irqbalance begins")  # the same for the device of reports
@@ -177,7 +177,7 @@ def use_devices() -> None:
 
 
 def tell(step: str, cpus: CPUSet, balancing: Balancing, **values: object) -> None:
-    """Report what irqbalance must not use, and which interrupts may fire on the pod's CPUs."""
+    """Report irqbalance's banned CPUs, and the interrupts that may fire on the pod's CPUs."""
     report(
         "irqbalance",
         step=step,

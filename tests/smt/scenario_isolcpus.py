@@ -1,4 +1,4 @@
-"""Inside the guest, which is booted with `isolcpus=`: who gets the isolated cores, and who never does."""
+"""Inside the guest, which is booted with `isolcpus=`: claims on isolated cores, and pods that must not get them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def isolated_cores(node: Node) -> None:
-    """Let two claims of whole cores take what is isolated, and a third one what is left."""
+    """Start two claims of whole cores, which use up the isolated cores, and a third one, which gets another core."""
     node.settle()
     _tell(node, "alone")
     node.add("isolated-cmk", 0, {}, {EXCLUSIVE_CORES: "2"})
@@ -34,7 +34,7 @@ def _tell(node: Node, step: str) -> None:
 
 
 def hide_isolated_cores() -> None:
-    """Show the next agents a machine that was booted without the option: a cpuset may hold these CPUs as any other."""
+    """Hide `isolcpus=` from later agents, so that the isolated CPUs count as ordinary ones."""
     nothing = WORK / "no-cpus"
     nothing.write_text("\n")
     subprocess.run(["mount", "--bind", nothing, CPUS / "isolated"], check=True)

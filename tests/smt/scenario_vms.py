@@ -1,4 +1,4 @@
-"""Inside the guest: virtual machines of KubeVirt and Kata, and where the agent lets each of their threads run."""
+"""Inside the guest: virtual machines of KubeVirt and Kata, and the CPUs on which the agent runs each thread."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from tests.environments.guest.inside import Node
     from tests.environments.vm.threads import Truth
 
-A, UNION = CPUSet.parse("2-3"), CPUSet.parse("2-3,6-7")  # of one container, of both
+A, UNION = CPUSet.parse("2-3"), CPUSet.parse("2-3,6-7")  # CPUs of one container, and of both
 
 
 class Asking:
-    """The agent in the guest, which is asked for its state alone."""
+    """A client of the agent in the guest that only reads its state."""
 
     @staticmethod
     def state() -> Any:
-        """Return its state."""
+        """Return the agent's state."""
         return ask()
 
 
 def vms(node: Node) -> None:
-    """Start machines, and report where their threads may run; a sandbox without claims is there all the time."""
+    """Start virtual machines and report the masks of their threads, beside a sandbox without claims."""
     subprocess.run(["modprobe", "vhost_vsock"], check=True)
     pods = ContainerdNode(node.containerd, Asking(), Manifests(WORK / "pods"))
     free = sandbox_without_claims(pods)
@@ -45,7 +45,7 @@ def vms(node: Node) -> None:
 
 
 def sandbox_without_claims(pods: ContainerdNode) -> Truth:
-    """Start a sandbox that claims nothing, in a cgroup without a cpuset."""
+    """Start a sandbox without claims, in a cgroup without a cpuset."""
     machine = pods.sandbox("free", Guest(16, vsock=101), {"app": 0}, words={WITHOUT_CPUSET: "true"})
     pods.start("free", "app")
     truth = machine.truth()
@@ -54,7 +54,7 @@ def sandbox_without_claims(pods: ContainerdNode) -> Truth:
 
 
 def launchers(pods: ContainerdNode, free: Truth) -> None:
-    """Give KubeVirt's machines CPUs of their own; no guest runs, so each is placed half a minute after it is made."""
+    """Give KubeVirt's machines their own CPUs; no guest runs, so each is pinned half a minute after its creation."""
     isolate, require = ({f"{SMT_POLICY}/pod": policy} for policy in ("isolate", "require"))
     pairs = Guest(4, cores=2, threads=2, iothreads=("iothread1",), host_nodes=(0,), vsock=102)
     few = {
@@ -74,8 +74,8 @@ def launchers(pods: ContainerdNode, free: Truth) -> None:
 
 
 def walk_of_a_sandbox(pods: ContainerdNode) -> None:
-    """Walk with a sandbox: on the CPUs of one container, of two, one CPU for each vCPU, of one again."""
-    containers = {"a": 2, "gap": 2, "b": 2}  # the second is never started, and has the CPUs in between
+    """Change the CPUs of a sandbox: those of one container, of two, one CPU for each vCPU, and of one again."""
+    containers = {"a": 2, "gap": 2, "b": 2}  # the second one is never started and holds the CPUs in between
     machine = pods.sandbox("walk", Guest(2, most=4, vsock=106, iothreads=("io0",)), containers, EXCLUSIVE)
     pods.start("walk", "a", quota=2 * PERIOD)
     tell(pods, "walk", "first", until_seen(machine.truth(), lambda seen: seen.all() == A))
@@ -90,12 +90,12 @@ def walk_of_a_sandbox(pods: ContainerdNode) -> None:
 
 
 def shared() -> CPUSet:
-    """Return the shared set as the agent says."""
+    """Return the shared set in the agent's state."""
     return CPUSet.parse((ask() or {})["sets"]["shared"])
 
 
 def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
-    """Poll until a condition holds, or for too long: the following report shows which."""
+    """Poll until a condition holds or a timeout ends; the following report shows which."""
     seen: list[Seen] = []
 
     def is_seen() -> bool:
@@ -107,7 +107,7 @@ def until_seen(truth: Truth, is_so: Callable[[Seen], bool]) -> Seen:
 
 
 def tell(pods: ContainerdNode, pod: str, step: str, seen: Seen, **more: object) -> None:
-    """Report where the threads of a machine may run, and the agent's status of it."""
+    """Report the masks of a machine's threads, and the agent's status of the machine."""
     report(
         "vm",
         pod=pod,

@@ -21,7 +21,7 @@ def listed(node: Report, pod: str) -> dict[str, tuple[list[int], bool | None]]:
 
 
 def test_kernel_knows_the_nodes_of_devices(node: Report) -> None:
-    """A NUMA node of memory alone has no CPUs, and is nearest to the second socket; the kernel names none beside it."""
+    """The kernel reports the NUMA nodes of devices; a node without CPUs is nearest to the second socket."""
     pci = node.one("pci")
     numbers = {resource: device["numa_node"] for resource, device in pci["devices"].items()}
 
@@ -45,7 +45,7 @@ def test_kernel_knows_the_nodes_of_devices(node: Report) -> None:
     ],
 )
 def test_container_runs_beside_its_devices(node: Report, pod: str, socket: int) -> None:
-    """Its first instruction, its cpuset and its tasks are on the nearest socket, and its memory is bound to it."""
+    """A container starts on the socket nearest to its device, and stays there with its tasks and its memory."""
     seen = node.one("devices")
     mine = cpus(seen, pod)
 
@@ -56,7 +56,7 @@ def test_container_runs_beside_its_devices(node: Report, pod: str, socket: int) 
 
 
 def test_status_says_what_the_kernel_says(node: Report) -> None:
-    """Each device has the number in sysfs, and all CPUs are near where it has one."""
+    """The status has the kernel's NUMA node of each device; CPUs are near for each device with a node."""
     pci = node.one("pci")["devices"]
     for pod, resources in PODS.items():
         numbers = {resource: int(pci[resource]["numa_node"]) for resource in resources}
@@ -67,6 +67,6 @@ def test_status_says_what_the_kernel_says(node: Report) -> None:
 
 
 def test_device_without_a_node_leaves_its_container_anywhere(node: Report) -> None:
-    """Under `require` too the container runs, because no CPUs are known to be beside the device."""
+    """A container whose device has no NUMA node runs anywhere, also under `require`."""
     assert len(cpus(node.one("devices"), "beside-none")) == 2
     assert node.one("devices")["refusals"] == []

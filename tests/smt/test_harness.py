@@ -19,7 +19,7 @@ LOCKED_UP = "watchdog: BUG: soft lockup - CPU#13 stuck for 939s! [migration/13:8
 
 
 def test_cut_off_line_is_no_fact() -> None:
-    """A guest that ends in the middle of a line loses that line only."""
+    """A line that is cut off at the end of the guest is not reported, and the lines before it are."""
     assert read_facts('{"fact": "a", "x": 1}\n{"fact": "a", "x": 2}\n{"fa') == {"a": [{"x": 1}, {"x": 2}]}
 
 
@@ -30,7 +30,7 @@ def test_missing_fact_shows_the_console() -> None:
 
 
 def test_console_is_shown_without_noise() -> None:
-    """What QEMU says of features that TCG lacks is left out."""
+    """QEMU's warnings about features that TCG lacks are left out of the shown console."""
     noise = "qemu: warning: TCG doesn't support requested feature: CPUID.01H:ECX.pcid [bit 17]"
 
     assert last_lines(f"{noise}\n\r\none\r\ntwo\nthree\n", count=2) == "two\nthree"
@@ -110,7 +110,7 @@ def test_lost_cpu_is_found() -> None:
 def test_start_that_hangs_or_fails_is_noticed(
     guest: str, boots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that exits, or stays silent, before its first program is given up; a slow one is not."""
+    """A machine that exits, or prints nothing, before its first program is ended; a slow one is not."""
     monkeypatch.setattr("tests.environments.guest.guest.SILENT_SECONDS", 5.0 if boots else 1.0)
     files = _Files(tmp_path / "0")
     _run(["sh", "-c", guest.replace("$CONSOLE", str(files.console))], files, seconds=60)
@@ -150,7 +150,7 @@ def test_machine_that_lost_its_timers_is_given_up(
 def test_kernel_that_ends_at_its_own_breakpoint_is_noticed(
     line: str, is_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Emulated CPUs may come to one that was taken away: the machine is started again. Other panics are failures."""
+    """A panic at the kernel's own breakpoint restarts the machine, because TCG causes it; other panics are failures."""
     assert run_guest(tmp_path, monkeypatch, 60.0, [line], "true").has_trapped() is is_one
 
 
@@ -170,7 +170,7 @@ def test_machine_that_goes_on_is_left_alone(
 def run_guest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, silent_seconds: float, said: list[str], last: str
 ) -> _Files:
-    """Run a machine that boots, says something, and then does what a shell command says."""
+    """Run a machine that boots, prints a line, and then behaves as a shell command does."""
     monkeypatch.setattr("tests.environments.guest.guest.SILENT_SECONDS", silent_seconds)
     files = _Files(folder / "0")
     lines = "; ".join(f"echo '{line}' >>{files.console}" for line in ("booted", *said))

@@ -1,4 +1,4 @@
-"""Interrupts of devices and a pod that asks for quiet CPUs, on a real kernel: they fire elsewhere, and come back."""
+"""Interrupts of devices on a real kernel: they are moved off the CPUs of a pod that requests quiet ones, and back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_none_fires_on_quiet_cpus(quiet: Report) -> None:
 
 
 def test_interrupts_that_the_kernel_places_are_listed(quiet: Report) -> None:
-    """Each queue of a disk has one that cannot be moved; the agent names those on the pod's CPUs, which is no failure."""
+    """Managed interrupts of a disk's queues on the pod's CPUs are listed by name, and are no failure."""
     queues, now = quiet.one("managed")["queues"], step(quiet, "quiet")
     release = quiet.one("boot")["kernel"]
     version = tuple(int(part) for part in release.split(".")[:2])
@@ -74,7 +74,7 @@ def test_interrupts_that_the_kernel_places_are_listed(quiet: Report) -> None:
 
 
 def test_named_interrupts_stay(quiet: Report) -> None:
-    """An interrupt that `irq-policy` names fires on the pod's CPUs, and no other does; its device has it, too."""
+    """An interrupt that `irq-policy` names, or of a named device, fires on the pod's CPUs, and no other one does."""
     now, kept = step(quiet, "kept"), quiet.one("kept")
     ((name, count),) = fired(now, on_pod=True).items()
 
@@ -98,7 +98,7 @@ def test_drivers_loaded_later_fire_elsewhere(quiet: Report) -> None:
 @pytest.mark.skipif(not HAS_CARD, reason="COREPIN_NETWORK_CARD is not set")
 @pytest.mark.parametrize("when", ["card", "card put in", "offline", "next agent"])
 def test_network_card_that_is_added_later_fires_elsewhere(quiet: Report, when: str) -> None:
-    """Its driver was loaded while CPUs were quiet; then it was taken from the bus and put in again, and moved back."""
+    """Interrupts of a card added later fire elsewhere, also after a replug, CPU hotplug and a restart of the agent."""
     now = step(quiet, when)
 
     assert_quiet(now)
@@ -109,19 +109,19 @@ def test_network_card_that_is_added_later_fires_elsewhere(quiet: Report, when: s
 
 @pytest.mark.parametrize("when", ["offline", "online"])
 def test_quiet_after_hotplug(quiet: Report, when: str) -> None:
-    """The kernel spreads the interrupts of a CPU that goes offline over quiet ones too; the agent moves them off."""
+    """After a CPU went offline, interrupts that the kernel spread over quiet CPUs are moved off again."""
     assert quiet.one("spread")["reaches"]
     assert_quiet(step(quiet, when))
 
 
 def test_quiet_without_an_agent_and_with_the_next(quiet: Report) -> None:
-    """A killed agent leaves what it wrote, and the next one moves what was moved back in between."""
+    """A killed agent's settings stay, and the next agent moves interrupts that were moved back in between."""
     assert_quiet(step(quiet, "no agent"))
     assert_quiet(step(quiet, "next agent"))
 
 
 def test_quiet_cpus_enter_no_deep_idle_state(quiet: Report) -> None:
-    """The kernel shows the operator's bound for quiet CPUs alone: for one without a bound, and for one with a looser one."""
+    """Only quiet CPUs have the operator's bound for idle states, replacing a looser bound or none."""
     before, now = step(quiet, "before"), step(quiet, "quiet")
     mine = {str(cpu) for cpu in CPUSet.parse(now["cpus"])}
 
@@ -132,12 +132,12 @@ def test_quiet_cpus_enter_no_deep_idle_state(quiet: Report) -> None:
 
 @pytest.mark.parametrize("when", ["kept", "driver", "offline", "online", "no agent", "next agent"])
 def test_bounds_stay_while_cpus_are_quiet(quiet: Report, when: str) -> None:
-    """Hotplug of another CPU, the end of an agent and the start of the next one leave what was written."""
+    """The bounds of quiet CPUs stay over CPU hotplug and over the restart of an agent."""
     assert step(quiet, when)["bounds"] == step(quiet, "quiet")["bounds"]
 
 
 def test_settings_are_back_when_the_pod_ends(quiet: Report) -> None:
-    """When the pod ends all settings, the default affinity too, are restored."""
+    """When the pod ends, all settings are restored, with the default affinity."""
     ended = quiet.one("ended")
 
     assert {name: ended["settings"][name] for name in ended["originals"]} == ended["originals"]

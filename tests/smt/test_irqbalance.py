@@ -1,4 +1,4 @@
-"""Debian's irqbalance on a real kernel keeps off quiet CPUs; with `COREPIN_IRQBALANCE_ROUNDS=300` for 5 minutes."""
+"""Debian's irqbalance on a real kernel stays off quiet CPUs; `COREPIN_IRQBALANCE_ROUNDS=300` runs for 5 minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = "0-5"
 
 
 def step(quiet: Report, name: str) -> dict[str, Any]:
-    """Return what was reported in one step."""
+    """Return the report of one step."""
     if "irqbalance" not in quiet.facts:
         pytest.skip("COREPIN_IRQBALANCE_ROUNDS is not set, or Debian's irqbalance cannot be downloaded")
     (found,) = [it for it in quiet.all("irqbalance") if it["step"] == name]
@@ -22,7 +22,7 @@ def step(quiet: Report, name: str) -> dict[str, Any]:
 
 
 def test_it_uses_exclusive_cpus(quiet: Report) -> None:
-    """Without `quiet` irqbalance moves interrupts to the pod's CPU from others, where all were when it was started."""
+    """Without `quiet` irqbalance moves interrupts from other CPUs to the pod's CPU."""
     before = step(quiet, "before")
 
     assert before["reaches"]
@@ -30,7 +30,7 @@ def test_it_uses_exclusive_cpus(quiet: Report) -> None:
 
 
 def test_it_keeps_off_quiet_cpus_while_it_balances(quiet: Report) -> None:
-    """No interrupt fires there, and none may, in all its rounds, with devices in use and a driver that is loaded anew."""
+    """While irqbalance runs no interrupt fires or may fire on quiet CPUs, also of a reloaded driver."""
     now = step(quiet, "quiet")
     mine = CPUSet.parse(now["cpus"])
     fired = {name: {int(cpu): count for cpu, count in row.items()} for name, row in now["fired"].items()}
@@ -43,7 +43,7 @@ def test_it_keeps_off_quiet_cpus_while_it_balances(quiet: Report) -> None:
 
 
 def test_it_uses_them_again_when_the_pod_has_ended(quiet: Report) -> None:
-    """Its ban is lifted, drivers loaded later may use them, and irqbalance has moved interrupts there."""
+    """After the pod ended the ban is lifted, and irqbalance moves interrupts to its CPUs again."""
     ended = step(quiet, "ended")
 
     assert (ended["banned"], ended["default"]) == ("", ALL)
@@ -51,7 +51,7 @@ def test_it_uses_them_again_when_the_pod_has_ended(quiet: Report) -> None:
 
 
 def test_it_undoes_what_it_is_not_told(quiet: Report) -> None:
-    """With `irqbalance: ignore` it is not banned, and moves interrupts back onto quiet CPUs: the ban is what holds."""
+    """With `irqbalance: ignore` irqbalance is not banned, and moves interrupts back onto quiet CPUs."""
     ignored = step(quiet, "ignored")
 
     assert ignored["kept_off"]

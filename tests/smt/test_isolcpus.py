@@ -1,4 +1,4 @@
-"""The cores that the machine was booted with `isolcpus=` for; afterwards the agents are not shown that they are isolated."""
+"""Cores that are isolated by `isolcpus=` at boot; later agents do not see that they are isolated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def steps(node: Report) -> list[dict[str, Any]]:
 
 
 def test_kernel_isolated_the_cpus(node: Report) -> None:
-    """The kernel says that the CPUs are isolated."""
+    """The kernel lists the CPUs as isolated."""
     assert [step["kernel"] for step in steps(node)] == [ISOLATED] * 3
 
 

@@ -54,7 +54,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_kernel_of_backports_is_unpacked_once(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the guest's with its modules, and apt uses neither the machine's sources nor its lists."""
+    """The kernel of backports is unpacked once with its modules, without the host's apt sources and lists."""
     monkeypatch.setenv(setup.KERNEL, "6.12")
     folder = tmp_path / "cache/packages/kernel-6.12"
 
@@ -78,7 +78,7 @@ PRIVATE = ("Dir::Etc::SourceList", "Dir::State::Lists", "Dir::State::Status", "D
 
 @pytest.mark.usefixtures("log")
 def test_kernel_that_backports_lack_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason names what the backports have."""
+    """If backports lack the requested kernel, the error lists the kernels that they have."""
     monkeypatch.setenv(setup.KERNEL, "6.1")
 
     with pytest.raises(

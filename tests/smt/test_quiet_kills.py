@@ -1,4 +1,4 @@
-"""Agents on a real kernel that are killed while pods ask for quiet CPUs or cease to; `COREPIN_QUIET_KILLS=200` kills so many."""
+"""Agents on a real kernel that are killed while quiet CPUs change; `COREPIN_QUIET_KILLS=200` kills so many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not QUIET_KILLS, reason="COREPIN_QUIET_KILLS is 
 
 
 def test_next_agent_makes_everything_right(quiet: Report) -> None:
-    """Quiet CPUs have no interrupt, no unbound workqueue and no deep idle state; all else has what it had before."""
+    """After each kill the next agent makes all requested CPUs quiet, and restores all other settings."""
     kills = quiet.all("quiet kill")
     seed = quiet.one("quiet churn")["seed"]
 
@@ -20,7 +20,7 @@ def test_next_agent_makes_everything_right(quiet: Report) -> None:
 
 
 def test_originals_are_back_without_quiet_pods(quiet: Report) -> None:
-    """After all kills, when no pod asks for quiet CPUs any more, every setting is the one of before."""
+    """After all kills, without quiet pods, every setting has its original value."""
     originals, end = quiet.one("quiet churn")["originals"], quiet.one("quiet end")
 
     assert end["wrong"] == {}

@@ -1,4 +1,4 @@
-"""The kernel's masks of virtual machines' threads on an SMT machine. All machines are paused."""
+"""Masks of virtual machines' threads on an SMT machine. All virtual machines are paused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seen(node: Report, pod: str, name: str = "placed") -> Seen:
 
 @pytest.mark.parametrize(("pod", "vcpus"), [("pairs", 4), ("isolate", 2), ("require", 3), ("many", 12)])
 def test_each_vcpu_has_a_cpu_of_its_own(node: Report, pod: str, vcpus: int) -> None:
-    """Every vCPU runs on one CPU of the container, no two on the same, and nothing of the machine runs elsewhere."""
+    """Each vCPU runs on its own CPU of the container, and no thread of the machine runs outside them."""
     cpuset = CPUSet.parse(step(node, pod)["cpuset"])
     cpus = seen(node, pod).one_each()
 
@@ -46,7 +46,7 @@ def test_siblings_of_the_guest_are_siblings_of_the_host(node: Report, pod: str) 
 
 
 def test_isolated_machine_has_no_two_threads_on_a_core(node: Report) -> None:
-    """Each vCPU under `isolate` has a core, on which no other thread runs."""
+    """Each vCPU under `isolate` has its own core, on which no other thread runs."""
     cpus = CPUSet(seen(node, "isolate").one_each() or [])
 
     assert len(whole_cores(cpus)) == 4
@@ -55,7 +55,7 @@ def test_isolated_machine_has_no_two_threads_on_a_core(node: Report) -> None:
 
 @pytest.mark.parametrize("pod", ["pairs", "isolate", "require", "many"])
 def test_vhost_threads_stay_on_the_machine_s_cpus(node: Report, pod: str) -> None:
-    """The kernel's own thread for a device is found, and runs where the machine may."""
+    """The kernel thread for a device of the machine is found, and runs on the machine's CPUs."""
     masks = [CPUSet.parse(text) for text in seen(node, pod).vhost]
 
     assert len(masks) == 1
@@ -70,7 +70,7 @@ def test_sandbox_walks_with_its_containers(node: Report) -> None:
 
 
 def test_vcpus_of_a_sandbox_get_one_cpu_each_when_they_are_as_many(node: Report) -> None:
-    """Two vCPUs that are plugged later, with the last indexes, follow the first; all else keeps the union."""
+    """Two hot-plugged vCPUs and the first ones get one CPU each, by index; other threads run on all CPUs."""
     found = seen(node, "walk", "one each")
 
     assert found.one_each() == list(UNION)
@@ -79,7 +79,7 @@ def test_vcpus_of_a_sandbox_get_one_cpu_each_when_they_are_as_many(node: Report)
 
 @pytest.mark.parametrize("name", ["alone", "beside require", "beside many"])
 def test_sandbox_without_claims_follows_the_shared_set(node: Report, name: str) -> None:
-    """Sixteen vCPUs in a cgroup without a cpuset run on the shared CPUs, and leave those that other pods claim."""
+    """A sandbox without claims runs on the shared CPUs, and leaves those that other pods claim."""
     assert len(seen(node, "free", name).vcpus) == 16
     assert seen(node, "free", name).is_all_on(CPUSet.parse(step(node, "free", name)["shared"]))
 
@@ -95,7 +95,7 @@ def test_claims_leave_little_to_share(node: Report) -> None:
 
 
 def test_machine_is_pinned_inside_the_kubelet_s_cpus(node: Report) -> None:
-    """The kubelet gave it two cores: each vCPU has a CPU of them, siblings beside siblings, and nothing leaves them."""
+    """On two cores that the kubelet assigned, each vCPU has its own CPU, and no thread leaves the cores."""
     fact = node.one("static")
     found, cpuset = Seen.of(fact["seen"]), CPUSet.parse(fact["cpuset"])
     cpus = found.one_each() or []

@@ -1,4 +1,4 @@
-"""Waiting in the guest and for it, without a machine: a host that gives it no CPU ends no wait."""
+"""Timeouts of the guest and for it, without a machine: time without CPU on a busy host does not count."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Host:
         self.clock = RunnableClock(1, proc, lambda: self.now)
 
     def wait(self, **seconds: float) -> None:
-        """Let threads wait for a CPU."""
+        """Add time in which threads wait for a CPU."""
         for name, task, children in (("1", "1", "2 "), ("2", "2", ""), ("2", "3", "")):
             self._waits[task] += int(seconds.get(f"thread_{task}", 0) * SECOND)
             folder = self._proc / name / "task" / task
@@ -37,7 +37,7 @@ class Host:
             (folder / "children").write_text(children)
 
     def goes_on(self, seconds: float, **waits: float) -> float:
-        """Let time pass, and return what the clock shows."""
+        """Let time pass, and return the clock's value."""
         self.now += seconds
         self.wait(**waits)
         return self.clock.seconds()
@@ -45,12 +45,12 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """Return a host on which nothing has waited."""
+    """Return a host whose threads have not waited."""
     return Host(tmp_path / "proc")
 
 
 def test_clock_stands_still_while_a_machine_has_no_cpu(host: Host) -> None:
-    """It goes on by wall time less the longest wait of a thread, of children too."""
+    """The clock advances by wall time less the longest wait of a thread, children included."""
     assert host.goes_on(10) == 10
     assert host.goes_on(360, thread_1=1, thread_2=100, thread_3=359) == 11
     assert host.goes_on(10, thread_2=5) == 16
@@ -58,7 +58,7 @@ def test_clock_stands_still_while_a_machine_has_no_cpu(host: Host) -> None:
 
 
 def test_clock_is_wall_time_without_counters(tmp_path: Path) -> None:
-    """A process that has exited, or a kernel without the counters, has no waits."""
+    """For a process that has exited, or a kernel without the counters, the clock is wall time."""
     now = [0.0]
     clock = RunnableClock(1, tmp_path, lambda: now[0])
 
@@ -69,7 +69,7 @@ def test_clock_is_wall_time_without_counters(tmp_path: Path) -> None:
 
 
 def test_share_is_of_the_last_seconds(host: Host) -> None:
-    """It is 1 before the first sample, and of a few more where samples are rare."""
+    """The share of CPU time covers the last seconds; it is 1 before the first sample."""
     assert host.clock.share(100) == 1
     for waited in (0, 9, 10):
         host.goes_on(10, thread_3=waited)
@@ -84,7 +84,7 @@ def test_share_is_of_the_last_seconds(host: Host) -> None:
 def test_messages_of_a_machine_that_had_no_cpu_do_not_count(
     host: Host, said: list[str], waits: float, is_lost: bool, tmp_path: Path
 ) -> None:
-    """Its kernel writes them after such a time; it is lost if it could run for a part of the time that they name."""
+    """Stall messages of a machine count only if it could run for a part of the time that they name."""
     files = _Files(tmp_path / "0")
     host.goes_on(120, thread_2=waits)
     for line in said:
@@ -124,7 +124,7 @@ class GuestTime:
 def test_guest_waits_for_polls_and_for_time(
     pause: float, after: float, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives up after both, so that time in which it had no CPU alone ends no wait."""
+    """The guest gives up only after a number of polls and a time, so time without CPU alone ends no wait."""
     time = GuestTime(pause)
     monkeypatch.setattr(polling, "time", time)
 

@@ -25,7 +25,7 @@ def lists(described: Any, pool: str) -> dict[str, list[int | str]]:
 
 
 def test_walk_comes_to_its_end(cmk_walk: Report) -> None:
-    """Every step succeeded within its time."""
+    """Every step of the walk succeeded within its timeout."""
     assert [failure["traceback"] for failure in cmk_walk.facts.get("failed", [])] == []
     assert [passed["step"] for passed in cmk_walk.all("passed")] == STEPS
     assert [call["command"] for call in cmk_walk.all("kubectl") if call["status"]] == []

@@ -1,4 +1,4 @@
-"""`make try SMT=1`: the cluster in the machine is reached from here, and gone with it."""
+"""`make try SMT=1`: the cluster in the emulated machine is reachable from the host, and removed with it."""
 
 from __future__ import annotations
 

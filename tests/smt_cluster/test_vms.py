@@ -9,7 +9,7 @@ from tests.environments.vm.seen import Seen
 
 
 def test_installed_agent_pins_a_machine(walk: Report) -> None:
-    """With the rights of the manifests it puts guest siblings on siblings, keeps all else beside them, and says so."""
+    """The installed agent pins guest siblings to host siblings, keeps all threads on these CPUs, and reports it."""
     fact = walk.one("vm")
     seen = Seen.of(fact["seen"])
 

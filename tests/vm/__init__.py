@@ -1,1 +1,1 @@
-"""Virtual machines of real QEMU (TCG), in pods as KubeVirt and Kata make them, and what the kernel says of each thread."""
+"""Real QEMU (TCG) machines in pods of KubeVirt and Kata, and the kernel's masks of their threads."""

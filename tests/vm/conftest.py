@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def qemu() -> None:
-    """Install QEMU, or tell why it cannot be."""
+    """Install QEMU, or skip with the reason."""
     from tests.environments.node.containerd import install_packages
 
     install_packages(PACKAGES)
@@ -74,7 +74,7 @@ def local_node(qemu: None, tmp_path: Path) -> Iterator[LocalNode]:
 
 @pytest.fixture
 def node_config() -> dict[str, object]:
-    """Return the configuration of the agent, for a test to change before the node is made."""
+    """Return the configuration of the agent, which a test may change before the node is created."""
     return {}
 
 
@@ -91,7 +91,7 @@ def newest_containerd(qemu: None, tmp_path_factory: pytest.TempPathFactory) -> I
 def sandboxes(
     newest_containerd: Containerd, node_config: dict[str, object], tmp_path: Path
 ) -> Iterator[ContainerdNode]:
-    """Return a node that starts machines as Kata does, with an agent."""
+    """Return a node that starts virtual machines as Kata does, with an agent."""
     from tests.environments.vm.nodes import run_containerd_node
 
     with run_containerd_node(newest_containerd, tmp_path, node_config) as node:
@@ -100,7 +100,7 @@ def sandboxes(
 
 @pytest.fixture
 def nri_sandboxes(newest_containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
-    """Return a node that starts machines as Kata does, with an agent that the runtime asks over NRI."""
+    """Return a node that starts virtual machines as Kata does, with an agent as an NRI plugin."""
     from tests.environments.vm.nodes import run_containerd_node
 
     with run_containerd_node(newest_containerd, tmp_path, nri=str(newest_containerd.nri_socket)) as node:
@@ -111,7 +111,7 @@ def nri_sandboxes(newest_containerd: Containerd, tmp_path: Path) -> Iterator[Con
 def both_nodes(
     request: pytest.FixtureRequest, newest_containerd: Containerd, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Launchers, Launchers]]:
-    """Return a node of each runtime, their agents with the configuration of the class; its tests share them."""
+    """Return a node of each runtime with the test class's configuration of the agent, shared by its tests."""
     from tests.environments.vm.nodes import run_containerd_node, run_local_node
 
     config, folder = request.cls.CONFIG, tmp_path_factory.mktemp
@@ -124,7 +124,7 @@ def both_nodes(
 
 @pytest.fixture
 def launchers(both_nodes: tuple[Launchers, Launchers]) -> Iterator[tuple[Launchers, Launchers]]:
-    """Return nodes that start machines as KubeVirt does, one of each runtime; those of the test end with it."""
+    """Return a node of each runtime that starts virtual machines as KubeVirt does; the machines end with the test."""
     before = [frozenset(node.machines) for node in both_nodes]
     yield both_nodes
     for node, kept in zip(both_nodes, before, strict=True):

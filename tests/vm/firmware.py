@@ -1,4 +1,4 @@
-"""A firmware of 64 KiB without a kernel: every processor computes for a moment at once, and halts."""
+"""A firmware of 64 KiB without a kernel, with which every processor computes for a second at once and halts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SEGMENTS: Final = bytes(8) + bytes.fromhex("ff ff 00 00 00 9a cf 00  ff ff 00 0
 
 
 def write_firmware(path: Path) -> Path:
-    """Write it to a file, and return the file."""
+    """Write the firmware to a file, and return its path."""
     rom = bytearray(_SIZE)
     for place, part in (
         (0, _START),

@@ -1,4 +1,4 @@
-"""A test's process that starts one machine, says its number, and waits to be killed: `killed RUNTIME FOLDER`."""
+"""`killed RUNTIME FOLDER`: a process that starts one machine, prints its pid, and waits to be killed."""
 
 from __future__ import annotations
 

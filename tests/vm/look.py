@@ -1,4 +1,4 @@
-"""`python -m tests.vm.look PID`: threads that the agent finds of a machine, with the rights of the caller."""
+"""`python -m tests.vm.look PID`: the threads of a machine that the agent finds with the caller's capabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.guests.threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:
-    """Return the source and ids of identified vCPU threads, after each was put on the first CPU."""
+    """Return source and ids of the identified vCPU threads, after each was moved to the first CPU."""
     found = read_threads(SharedReads(Roots()), VMM(pid, started(pid), "qemu"))
     for tid in found.vcpus:
         os.sched_setaffinity(tid, {0})

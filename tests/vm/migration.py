@@ -1,4 +1,4 @@
-"""A live migration, as libvirt makes it: the target waits for the guest, which moves on request."""
+"""A live migration as by libvirt: the target waits for the guest, which is moved on request."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HALTED: Final = "pre-switchover"
 
 @contextmanager
 def halfway(source: Machine, target: Machine, *, to: str, at: str) -> Iterator[None]:
-    """Migrate a guest over a socket up to the moment in which it stops; when the block ends it goes on at the target.
+    """Migrate a guest over a socket until it stops; it continues at the target when the block ends.
 
-    The socket has two paths: each of the two sees its own mounts.
+    The socket has two paths, because source and target see their own mounts.
     """
     with target.talk() as talker:
         talker.enable(CHANNELS)

@@ -1,4 +1,4 @@
-"""The harness itself: a shim that behaves as Kata's does, a working firmware, and threads that can be identified."""
+"""The harness: a shim that behaves as Kata's does, a working firmware, and identifiable threads."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     ],
 )
 def test_message_is_read_as_written(fields: dict[int, wire.Value]) -> None:
-    """The shim reads its own messages."""
+    """The shim parses its own messages."""
     assert wire.decode(wire.encode(fields)) == fields
 
 
 def test_every_processor_of_the_firmware_works(start: Callable[[Guest], Machine]) -> None:
-    """Both vCPUs of a guest without a kernel use time."""
+    """Both vCPUs of a guest without a kernel use CPU time."""
     truth = start(Guest(2).running()).truth()
     for tid in truth.vcpus:
         until("it works", lambda tid=tid: ticks(tid) > 10)  # type: ignore[misc]
 
 
 class Nobody:
-    """No agent: whatever the shim does stays."""
+    """An absent agent: nothing corrects the shim's cpusets."""
 
     def state(self) -> None:
         """Return nothing."""
@@ -70,7 +70,7 @@ def unattended(qemu: None, containerd: Containerd, tmp_path: Path) -> Iterator[C
 
 
 def masks(machine: Machine) -> Seen:
-    """Return the masks of its threads."""
+    """Return the masks of the machine's threads."""
     return see(machine.truth())
 
 
@@ -92,7 +92,7 @@ def test_shim_writes_the_union(unattended: ContainerdNode) -> None:
 
 
 def test_shim_without_a_sandbox_cgroup_for_all(unattended: ContainerdNode) -> None:
-    """On cgroup v1 only the vCPUs are in the sandbox's cgroup, on v2 the whole process; the rest is not limited."""
+    """On cgroup v1 the sandbox's cgroup has only the vCPUs, on v2 the whole process; other threads are not limited."""
     words = {CGROUP_ONLY: "false"}
     truth = unattended.sandbox("vm", Guest(2), {}, words=words).truth()
     unattended.start("vm", "a", "1")
@@ -104,7 +104,7 @@ def test_shim_without_a_sandbox_cgroup_for_all(unattended: ContainerdNode) -> No
 
 
 def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
-    """As virt-handler leaves it, the vCPUs are in the container's cgroup and all else is in its child."""
+    """As after virt-handler, the vCPUs are in the container's cgroup and all other threads in its child."""
     machine = local_node.launch("vm", Guest(1, iothreads=("iothread1",)), annotations={})
     container, truth = local_node.compute("vm"), machine.truth()
     keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
@@ -114,7 +114,7 @@ def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
 
 
 def test_lifeline_of_a_test_that_has_ended_is_over(tmp_path: Path) -> None:
-    """Who opens the lifeline after the test was killed is not kept waiting for a test that holds it."""
+    """A process that opens the lifeline after the end of its test does not wait."""
     os.close(lifeline.hold(tmp_path))
     lifeline.wait_for_end(tmp_path)
     environment = {"LIFELINE": str(tmp_path / lifeline.NAME)}
@@ -124,7 +124,7 @@ def test_lifeline_of_a_test_that_has_ended_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runtime", ["local", "launcher", "sandbox"])
 def test_nothing_outlives_a_test_that_is_killed(qemu: None, runtime: str, tmp_path: Path) -> None:
-    """When the process of a test is killed, its machines end, whichever process started them."""
+    """When the process of a test is killed, its virtual machines end, whichever process started them."""
     test = subprocess.Popen(
         [sys.executable, "-m", "tests.vm.killed", runtime, str(tmp_path)], stdout=subprocess.PIPE
     )

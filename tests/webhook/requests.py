@@ -51,7 +51,7 @@ def denied(answer: Any) -> list[str]:
     return [cause.field for cause in answer.causes] if isinstance(answer, Denied) else []
 
 
-# Pods as the Kubernetes 1.37 schema takes them, with everything absent, null, empty or there that corepin looks at.
+# Pods that are valid in the Kubernetes 1.37 schema; each member that corepin reads is absent, null, empty or set.
 name = st.sampled_from(["cmk-install-dir", "cmk-config-dir", "data", "x"])
 quantity = st.sampled_from(["1", "2", "1500m", "500m", "4"])
 amounts = st.dictionaries(

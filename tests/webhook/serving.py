@@ -30,7 +30,7 @@ class Log:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.plain: list[bytes] = []  # what is no JSON
+        self.plain: list[bytes] = []  # what is not JSON
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._follow, args=(stream,))
         self._thread.start()
@@ -49,7 +49,7 @@ class Log:
             self.plain.append(line)
 
     def wait_for(self, event: str, count: int = 1, **facts: object) -> dict[str, Any]:
-        """Return the line of the `count`th such event, once it is there."""
+        """Return the line of the `count`th event of this kind, once it is logged."""
         wanted = {"event": event, **facts}
         found: list[dict[str, Any]] = []
         looked_at = 0

@@ -1,7 +1,6 @@
 """A wrapper of runc that moves a container's processes into a child cgroup, as crun does.
 
-crun does that under systemd with cgroup v2, where CRI-O uses it by default. Debian's crun refuses the
-hybrid cgroups
+crun does that under systemd with cgroup v2, where CRI-O uses it by default. Debian's crun refuses the hybrid cgroups
 on which these tests run.
 """
 

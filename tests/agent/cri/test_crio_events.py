@@ -27,13 +27,13 @@ def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crio]:
 
 
 async def known(runtime: CRI) -> set[str]:
-    """Return the names of the known containers, listed anew if events ask for it."""
+    """Return the names of the known containers, with a new list if events require one."""
     found = await runtime.known_containers()
     return {each.name for each in (await runtime.containers() if found is None else found)}
 
 
 def test_event_makes_a_new_container_known_before_any_poll(containerd: Crio) -> None:
-    """A pod without known containers looks the same before and after such an event, so the list is made anew."""
+    """An event of a pod without known containers makes the client list again, before any poll."""
     pod = containerd.run_pod("web", "uid-1")
 
     async def names() -> set[str]:

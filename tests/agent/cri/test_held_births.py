@@ -36,7 +36,7 @@ pytestmark = [
 
 
 class Held(NamedTuple):
-    """One container: what it was certainly without its CPUs, at most so, and what was reported."""
+    """One container: lower and upper bound of its unpinned time, and the reported time."""
 
     name: str
     is_late: bool  # whether the container started late, as its first line says
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
     @property
     def is_true(self) -> bool:
-        """Whether the report is possible; one that started elsewhere has no time of zero."""
+        """Return whether the report is possible; a container that started on other CPUs has no time of zero."""
         return self.least <= self.reported <= self.most and not (self.is_late and self.reported == 0)
 
 
@@ -58,7 +58,7 @@ def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
 
 
 def batch(node: ContainerdNode, names: list[str], shared: CPUSet, *, holds: bool) -> Iterator[Held]:
-    """Start pods at once, with the agent stopped until each has written its first line or beside it; remove them."""
+    """Start pods at once while the agent is stopped, wait for their first lines, and remove them."""
 
     def last(name: str) -> list[str]:
         return node.log(name)[-1:]
@@ -89,7 +89,7 @@ def batch(node: ContainerdNode, names: list[str], shared: CPUSet, *, holds: bool
 def test_reported_time_is_possible_for_containers_held_late(
     node: ContainerdNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No reported time is shorter than what the test made certain, longer than the test took, or zero for a late one."""
+    """A reported time is at least its lower bound, at most the test's duration, and above zero for a late container."""
     pinned = node.add("pinned", "exclusive")
     until("own CPU", lambda: node.state_of("pinned").get("pinned"))
     shared = node.all - pinned.cpus

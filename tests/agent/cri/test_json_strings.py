@@ -90,7 +90,7 @@ class Held:
         self._left = memoryview(content)
 
     def ready(self, _size: int) -> None:
-        """Return None, because the bytes are not in one piece."""
+        """Return at once: the bytes are not in one piece."""
 
     async def read(self, size: int) -> bytearray:
         """Return the next bytes."""

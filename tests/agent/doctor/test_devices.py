@@ -35,7 +35,7 @@ SEVERAL = {**ONE, "a/b/d": ("example.com/nic", "nvidia.com/gpu")}
     ],
 )
 def test_what_the_policy_means(policy: str, verdict: Verdict, message: str) -> None:
-    """Beside containers with devices of several kinds each policy has one line, with `best-effort` as the remedy."""
+    """For containers with devices of several kinds, each policy has one line; the remedy is `best-effort`."""
     agent = replace(AGENT, devices=DeviceFacts(policy, SEVERAL))
     (check,) = (it for it in examine(replace(FINE, agent=agent)) if it.subject == SUBJECT)
     assert check.verdict is verdict
@@ -54,12 +54,12 @@ def test_what_the_policy_means(policy: str, verdict: Verdict, message: str) -> N
     ],
 )
 def test_nothing_is_said_without_need(facts: Facts) -> None:
-    """There is no finding if devices cannot be on different NUMA nodes."""
+    """Without devices that can be on different NUMA nodes there is no check."""
     assert not [check for check in examine(facts) if check.subject == SUBJECT]
 
 
 def test_policy_and_devices_come_from_the_agents_state() -> None:
-    """Containers without devices are not among them."""
+    """The facts have the kubelet's policy and the containers with devices from the agent's state."""
     state = state_of(bound("a", container("main", 1), annotations=EXCLUSIVE))
     kind = DeviceKind("nvidia.com/gpu", 1, CPUSet([0]), near=True)
     pods = tuple(

@@ -58,7 +58,7 @@ def test_movable_kernel_threads_are_recognized(
 
 
 def test_running_foreign_thread_is_found() -> None:
-    """A busy process is found on its CPUs, this one is not, and without owners nothing is found."""
+    """A busy process is found on its CPUs, the test's own is not, and without owned CPUs nothing is found."""
     owned = {"of nobody that runs": CPUSet(range(1024))}
     with subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) as process:
         try:
@@ -94,7 +94,7 @@ def daemon(proc: Path, cpu: int, ran: int) -> None:
 def test_daemon_that_may_run_anywhere_is_looked_at_more_than_once(
     tmp_path: Path, turns: list[tuple[int, int]], *, found: bool
 ) -> None:
-    """A daemon that ran on an exclusive CPU is found, though it ran elsewhere before the end."""
+    """A daemon that ran on an exclusive CPU is found, though it runs elsewhere at the last sample."""
     daemon(tmp_path, 1, 0)
     following = iter(turns)
     slept: list[float] = []
@@ -111,7 +111,7 @@ def test_daemon_that_may_run_anywhere_is_looked_at_more_than_once(
 
 @pytest.mark.parametrize(("seconds", "looks"), [(0.0, 1), (0.5, 1), (10.0, 5), (3600.0, 5)])
 def test_number_of_looks_is_limited(tmp_path: Path, seconds: float, looks: int) -> None:
-    """Each look reads every thread of the node."""
+    """The number of samples is limited, because each one reads every thread of the node."""
     slept: list[float] = []
     foreign_threads(tmp_path, {"pod": CPUSet([1])}, seconds, slept.append)
 

@@ -45,7 +45,7 @@ HELD = DeviceFacts("none", {"a/b/c": ("nvidia.com/gpu",)})
 def test_numbers_are_listed_or_missed(
     facts: NearFacts, devices: DeviceFacts, observes: bool, verdict: Verdict, message: str
 ) -> None:
-    """The check has the published numbers; it is a finding that they are absent where containers have devices."""
+    """The check shows the published numbers; missing numbers are a finding if containers have devices."""
     [check] = near_checks(facts, devices, observes=observes)
     assert check.verdict is verdict
     assert message in check.message
@@ -64,13 +64,13 @@ def test_numbers_are_listed_or_missed(
 def test_best_effort_is_advised_where_several_kinds_are_given_out(
     policy: str, counts: dict[str, str], advised: bool
 ) -> None:
-    """The advice is given only under the policy `none`, because then each number is the minimum over several NUMA nodes."""
+    """`best-effort` is advised under `none` only, where each number is the minimum over several NUMA nodes."""
     [check] = near_checks(NearFacts(is_wanted=True, counts=counts), DeviceFacts(policy, {}), observes=False)
     assert ("best-effort" in check.remedy) is advised
 
 
 def test_nothing_is_said_where_no_numbers_are_published() -> None:
-    """The feature is off by default; an agent's state is not needed."""
+    """There is no check if the feature is off, which is the default, with or without an agent's state."""
     subjects = [check.subject for check in examine(FINE)]
     assert "CPUs beside devices" not in subjects
     for agent in (None, replace(AGENT, observes=True)):

@@ -40,7 +40,7 @@ def check(socket: Socket, agent: AgentNRI | None = None, runtime: str = NEW) -> 
 def test_nri_is_a_finding_only_if_it_is_offered_and_unusable(
     socket: Socket, agent: AgentNRI | None, verdict: Verdict, message: str
 ) -> None:
-    """It is a finding only if the runtime offers NRI and the agent wants it but cannot use it."""
+    """NRI is a finding only if the runtime offers it and the agent wants it but cannot use it."""
     checked = check(socket, agent)
 
     assert (checked.subject, checked.verdict) == ("NRI", verdict)
@@ -96,7 +96,7 @@ def test_must_fit_check_has_the_remedy_of_the_runtime(
     message: str,
     remedy: str,
 ) -> None:
-    """The check says who holds back such claims, or how to get a guard."""
+    """The check names the component that refuses unfitting claims, or how to get a guard."""
     (checked,) = held_back_checks(runtime, holds=holds, is_guarded=is_guarded)
 
     assert (checked.subject, checked.verdict) == ("must fit", Verdict.OK)

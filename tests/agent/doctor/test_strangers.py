@@ -67,7 +67,7 @@ SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.re
     },
 )
 def test_cgroup_has_a_name_and_a_remedy(cgroup: str, name: str, remedy: str) -> None:
-    """A unit is named with its slice, because the remedy confines the slice."""
+    """The message names a unit with its slice, because the remedy confines the slice."""
     found = stranger(cgroup, OTHERS, {UID: "team/web"})
     assert found.name == name
     assert remedy in found.remedy

@@ -45,7 +45,7 @@ def test_node_without_virtual_machines_has_no_check() -> None:
     ],
 )
 def test_vcpu_recognition_is_no_finding(facts: VMFacts, message: str, remedy: str) -> None:
-    """A better way is a remedy but no finding, because most machines name their threads."""
+    """Recognizing vCPUs by thread names passes; the remedy names a better way."""
     check = the_check(facts)
     assert check.verdict is Verdict.OK
     assert message in check.message
@@ -67,7 +67,7 @@ def test_labels_beside_kubevirts_handler(
     verdict: Verdict,
     message: str,
 ) -> None:
-    """Without the label a node that can pin gets no machines with dedicated CPUs."""
+    """Without KubeVirt's label a node that can pin gets no machines with dedicated CPUs."""
     check = the_check(VMFacts(labels=labels), can_pin=can_pin)
     assert (check.subject, check.verdict) == ("KubeVirt", verdict)
     assert message in check.message
@@ -140,7 +140,7 @@ def kubelet(places: Places) -> Iterator[FakeKubelet]:
 
 
 def test_static_kubelet_is_asked(places: Places, kubelet: FakeKubelet) -> None:
-    """A kubelet that reports its CPUs needs no remedy."""
+    """If a kubelet with the static policy reports its CPUs, the check passes without a remedy."""
     facts = read_facts(places, None, 0).vms
     assert (facts.kubelet_silence, kubelet.asked) == ("", 1)
     assert the_check(facts).verdict is Verdict.OK

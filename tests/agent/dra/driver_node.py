@@ -29,7 +29,7 @@ from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 @dataclass
 class FakeApi:
-    """An API server with claims by name."""
+    """An API server that keeps claims by name."""
 
     claims: dict[str, Any] = field(default_factory=dict)
     problem: Exception | None = None
@@ -48,7 +48,7 @@ class FakeApi:
 
 
 class Node:
-    """A driver, and passes that grant each claim CPUs of its own, in order, while there are some."""
+    """A driver, and passes that grant each claim its own CPUs, in order, until none are free."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Node:
         asyncio.get_running_loop().call_soon(self.run_pass)
 
     async def prepare(self, *names: str, uid: str | None = None) -> Any:
-        """Ask as the kubelet does; return the answers by name."""
+        """Call Prepare as the kubelet does; return the answers by name."""
         claims = [dra.Claim(namespace="test", uid=uid or uid_of(name), name=name) for name in names]
         answer = await self.calls().ask(
             "NodePrepareResources",
@@ -115,7 +115,7 @@ class Node:
         return {it.name: answer.claims[it.uid] for it in claims}
 
     async def unprepare(self, name: str) -> str:
-        """Give a claim back; return the error."""
+        """Call Unprepare for a claim; return the error."""
         request = dra.NodeUnprepareResourcesRequest(
             claims=[dra.Claim(namespace="test", uid=uid_of(name), name=name)]
         )
@@ -123,11 +123,11 @@ class Node:
         return answer.claims[uid_of(name)].error
 
     def calls(self) -> Calls:
-        """Return a client of the service."""
+        """Return a client of the driver's service."""
         return Calls(self.root / "plugins/cpu.corepin.io/dra.sock", SERVICE, 30)
 
     def registration(self) -> Calls:
-        """Return a client of the registration."""
+        """Return a client of the registration service."""
         socket = self.root / "plugins_registry/cpu.corepin.io-reg.sock"
         return Calls(socket, "pluginregistration.Registration", 30)
 
@@ -160,7 +160,7 @@ def on(
     files_seconds: float = FILES_SECONDS,
     leftover_seconds: float = 0.01,
 ) -> Node:
-    """Run a driver, and use it."""
+    """Run a test with a driver."""
     node = Node(tmp_path, cpus, files_seconds, leftover_seconds)
 
     async def run() -> None:
@@ -183,7 +183,7 @@ def pod(uid: str, *names: str) -> SeenPod:
 
 
 def many(namespace: str, pods: int) -> list[SeenPod]:
-    """Return pods of a namespace that name 32 claims each, of which there are none."""
+    """Return pods of a namespace that name 32 claims each; none of the claims exists."""
     return [
         replace(
             pod(f"{namespace}-{at}", *(f"{namespace}-{at}-{no}" for no in range(32))), namespace=namespace

@@ -1,6 +1,6 @@
-"""Prepare of a claim that was allocated anew, while the ledger has the CPUs of the allocation before.
+"""Prepare of a claim that was reallocated, while the ledger has the CPUs of the earlier allocation.
 
-A kubelet that lost its state gives nothing back, and asks for the claim again when another pod has it.
+A kubelet that lost its state calls no Unprepare; it calls Prepare again when another pod has the claim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UID = uid_of("x")
 
 
 def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
-    """Its answer, the ledger and the CDI file have the requests and CPUs of the new allocation."""
+    """The answer, the ledger and the CDI file have the requests and CPUs of the new allocation."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -36,7 +36,7 @@ def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
 
 
 def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
-    """The kubelet compares the share of the answer with that of the allocation."""
+    """The answer has the share id of the present allocation, with which the kubelet compares it."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -49,7 +49,7 @@ def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
 
 
 def deallocated(node: Node) -> None:
-    """Take the allocation away."""
+    """Remove the allocation."""
     node.add("x")
 
 
@@ -62,7 +62,7 @@ def elsewhere(node: Node) -> None:
 def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
     tmp_path: Path, change: Callable[[Node], None]
 ) -> None:
-    """The CPUs of the allocation before are no part of the answer."""
+    """A claim that is reallocated without CPUs of this node is prepared without devices, not with its earlier CPUs."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -85,7 +85,7 @@ def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
 def test_prepare_is_refused_while_the_allocation_is_not_known(
     tmp_path: Path, problem: Exception, seconds: float, reason: str
 ) -> None:
-    """The pod that had the claim is gone, so it may have been allocated anew: the ledger is no answer."""
+    """If the present allocation cannot be read, Prepare is refused, because the ledger's CPUs may be outdated."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -100,14 +100,14 @@ def test_prepare_is_refused_while_the_allocation_is_not_known(
 
 
 class AnewDuringRead:
-    """An API server that answers with the older allocation after the kubelet was given the newer one."""
+    """An API server that returns no claim on the first read, while the kubelet prepares its new allocation."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.reads = 0
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
-        """Prepare the newer allocation, and return none."""
+        """Prepare the new allocation, and return None."""
         self.reads += 1
         if self.reads == 1:
             self._node.add("x", 1, 1)
@@ -116,7 +116,7 @@ class AnewDuringRead:
 
 
 def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path) -> None:
-    """The claim as it was read is older than the grant, so the CPUs of the grant are not given back."""
+    """A stale read of a claim that was prepared in the meantime does not release its CPUs."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -131,7 +131,7 @@ def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path
 
 
 def test_prepare_waits_for_the_pods_of_the_allocation_before(tmp_path: Path) -> None:
-    """While the passes keep the CPUs for them, Prepare is refused with the reason that the pass gives."""
+    """While passes keep the CPUs for pods of the earlier allocation, Prepare is refused with their reason."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)

@@ -33,7 +33,7 @@ def refused(node: Node) -> dict[str, float]:
 
 
 def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
-    """Refused Prepares count too; one that waited for room is refused at its timeout."""
+    """Refused Prepares are counted by reason; a Prepare that waited for free CPUs is refused at its timeout."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)

@@ -48,7 +48,7 @@ class NotingDriver(NoDeviceClaims):
 
 
 def test_kubelet_is_answered_after_the_save_and_before_the_flush(tmp_path: Path) -> None:
-    """A killed agent reads what it has answered; after a power failure the kubelet prepares every claim anew."""
+    """The kubelet is answered after the checkpoint is saved and before it is flushed to disk."""
     node, events = FakeNode(tmp_path), list[str]()
     node.claims = NotingDriver(events)
     node.state_dir.close()

@@ -45,7 +45,7 @@ def child_of(process: subprocess.Popen[bytes]) -> int:
 
 @pytest.mark.skipif(not HAS_CHILDREN, reason="this kernel lists no children (CONFIG_PROC_CHILDREN)")
 def test_process_is_moved_with_its_children(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """The child that a probe's shell has started is moved too."""
+    """A process that entered a container is moved with the child that it has started."""
     child = child_of(entered)
     placed = place_exec(entered.pid, CGROUP, last)
     assert placed
@@ -59,7 +59,7 @@ def test_process_is_moved_with_its_children(entered: subprocess.Popen[bytes], la
 def test_processes_with_too_many_threads_are_not_moved(
     entered: subprocess.Popen[bytes], last: CPUSet, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """The threads of one exec are counted together before they are moved, so that it cannot delay the agent."""
+    """Threads of an exec and its children beyond a limit are not moved, so that they cannot delay the agent."""
     child, before = child_of(entered), os.sched_getaffinity(0)
     monkeypatch.setattr(module, "MOST_THREADS", most)
     assert place_exec(entered.pid, CGROUP, last) is None
@@ -68,20 +68,20 @@ def test_processes_with_too_many_threads_are_not_moved(
 
 
 def test_process_of_another_cgroup_is_not_moved(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """The pid may be reused by the time the event is read."""
+    """A process that is in another cgroup by now is not moved, because its pid may be reused."""
     before = os.sched_getaffinity(entered.pid)
     assert place_exec(entered.pid, f"{CGROUP.rstrip('/')}/other", last) is None
     assert os.sched_getaffinity(entered.pid) == before
 
 
 def test_process_of_another_start_time_is_not_moved(entered: subprocess.Popen[bytes], last: CPUSet) -> None:
-    """A reused pid has another start time."""
+    """A process with another start time is not moved, because its pid was reused."""
     assert place_exec(entered.pid, CGROUP, last, started(entered.pid) - 1) is None
     assert place_exec(entered.pid, CGROUP, last, started(entered.pid))
 
 
 def test_exited_process_is_not_moved(last: CPUSet) -> None:
-    """Most probes exit within milliseconds."""
+    """A process that has exited is not moved and is no error."""
     with subprocess.Popen(["/bin/true"]) as process:
         process.wait()
     assert place_exec(process.pid, CGROUP, last) is None

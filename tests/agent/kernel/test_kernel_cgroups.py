@@ -139,7 +139,7 @@ def test_pin_outside_the_container_is_dropped(pod: Pod, cgroups: OpenCgroups) ->
 
 
 def test_exec_is_placed_from_a_cgroup_namespace_of_the_agents_own(pod: Pod) -> None:
-    """The runtimes containerd and CRI-O give the agent one on cgroup v2, in which /proc shows other paths than the runtime."""
+    """An exec is placed although the agent's own cgroup namespace shows other paths than the runtime."""
     process, _ = pod.start()
     agent = f"{pod.name}/agent"
     pod.make(agent)
@@ -167,7 +167,7 @@ def test_child_cgroups_follow_every_change(pod: Pod, cgroups: OpenCgroups) -> No
 
 
 def test_child_cgroups_follow_the_write_of_a_runtime(pod: Pod, cgroups: OpenCgroups) -> None:
-    """A runtime widens the container's cgroup alone; a child that had all of its CPUs follows, a narrower one does not."""
+    """When a runtime widens the container's cgroup, children with all of its CPUs follow; narrower ones do not."""
     for name, cpus in (("all", HERE), ("some", LOW)):
         pod.make(f"{pod.container}/{name}")
         cgroups.cpusets.write(f"{pod.container}/{name}", cpus)
@@ -249,7 +249,7 @@ def test_cpus_that_the_pod_lost_are_restored(pod: Pod, cgroups: OpenCgroups) -> 
     not (ROOT / "cpuset").exists(), reason="on cgroup v2 a new cgroup has the CPUs of the one above"
 )
 def test_a_pod_that_its_maker_has_not_filled_gets_all_cpus(pod: Pod, cgroups: OpenCgroups) -> None:
-    """On v1 CRI-O makes pod and container before it fills the pod, which runc leaves as it is if it has any CPUs."""
+    """On v1 writing a container's cgroup fills an empty pod cgroup with all CPUs, because CRI-O creates both empty."""
     new, container = f"{pod.name}/new", f"{pod.name}/new/one"
     for cgroup in (new, container):
         pod.folder(cgroup).mkdir()
@@ -284,7 +284,7 @@ def test_first_process_with_fewer_cpus_is_widened(pod: Pod, cgroups: OpenCgroups
 
 
 def test_widened_process_follows_its_growing_cgroup(pod: Pod, cgroups: OpenCgroups) -> None:
-    """The kernel does not keep the CPUs of the widening as the process's own choice."""
+    """A widened process follows its growing cgroup, because the kernel does not keep the widening as its choice."""
     if len(HERE) == 2:
         pytest.skip("narrower than less than everything takes three CPUs")
     process, _ = pod.start()
@@ -298,7 +298,7 @@ def test_widened_process_follows_its_growing_cgroup(pod: Pod, cgroups: OpenCgrou
 
 
 def test_process_of_another_cgroup_is_not_widened(pod: Pod, cgroups: OpenCgroups) -> None:
-    """The pid of an ended process may be reused."""
+    """A process of another cgroup is not widened, because the pid of an ended process may be reused."""
     pod.start()
     os.sched_setaffinity(0, LOW)
     try:

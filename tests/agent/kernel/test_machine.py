@@ -87,7 +87,7 @@ def test_topology_is_read_again_only_when_cpus_change(node: Node) -> None:
 
 
 def test_a_look_at_the_machine_reads_the_online_cpus_once(node: Node) -> None:
-    """The agent looks every second: topology and usable CPUs come of the same read."""
+    """One poll of the machine reads the online CPUs once, for the topology and the usable CPUs."""
     look = MachinePoll(node.machine(), lambda within=0.0: None).look
     look()
     with patch.object(NodeMachine, "online", autospec=True, side_effect=NodeMachine.online) as online:
@@ -96,7 +96,7 @@ def test_a_look_at_the_machine_reads_the_online_cpus_once(node: Node) -> None:
 
 
 def test_a_look_at_an_unchanged_machine_computes_nothing(node: Node) -> None:
-    """The usable CPUs are computed when the online CPUs or those of the pod root changed, not every second."""
+    """A poll computes the usable CPUs only if the online CPUs or those of the pod root changed."""
     node.show("kubepods", CPUSet.parse("2-9"))
     look = MachinePoll(node.machine(), lambda within=0.0: None).look
     look()
@@ -109,7 +109,7 @@ def test_a_look_at_an_unchanged_machine_computes_nothing(node: Node) -> None:
 
 
 def test_the_machine_is_looked_at_rarely_while_the_kernel_reports_its_changes(node: Node) -> None:
-    """Looks follow each other closely after an event, after a change, and while a change may go unreported."""
+    """Polls are rare while the kernel reports changes, and frequent after an event, a change or a lost watch."""
     events, machine = FakeMachineWatch(), node.machine()
     poll = MachinePoll(machine, lambda within=0.0: None, watch=events)
     close = [POLL_SECONDS] * CLOSE_LOOKS
@@ -123,7 +123,7 @@ def test_the_machine_is_looked_at_rarely_while_the_kernel_reports_its_changes(no
 
 
 def test_a_missing_pod_root_is_looked_for_without_opening_files(node: Node) -> None:
-    """The agent looks for it every second: one call of the kernel for each of its two names."""
+    """A missing pod root is searched for in each poll without opening a file."""
     machine = node.machine()
     topology = machine.topology()
     machine.universe(topology)
@@ -235,7 +235,7 @@ def test_memory_nodes_are_limited_by_the_pod_root(node: Node, pods_use: str | No
 
 
 def test_the_cgroups_that_decide_the_usable_cpus_are_known(node: Node) -> None:
-    """A write of the pod root or of a cgroup above it changes them, if the kubelet has made one."""
+    """The cgroups that limit the usable CPUs are the pod root and its parents, once the kubelet has created them."""
     machine = NodeMachine(node.root, node.cpusets, pod_roots=("/a/b/kubepods",))
     machine.universe(machine.topology())
     assert not list(machine.cgroups)

@@ -44,7 +44,7 @@ def is_pending(events: int) -> bool:
 async def is_reported(
     watch: KernelMachineWatch, change: Callable[[], object], end: Callable[[], object]
 ) -> bool:
-    """Return whether a change is reported before a later one, which is."""
+    """Return whether a change is reported before a later change that certainly is."""
     noticed: list[str] = []
     reports, name = asyncio.Event(), "first"
 
@@ -98,7 +98,7 @@ def test_changed_files_are_reported(
 def test_the_machine_is_polled_unless_everything_is_reported(
     file: Path, hears: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without events of CPUs these may change, and of a file in a folder that does not exist nothing is reported."""
+    """`follow` returns false, so that the machine is polled, without CPU events or if a folder is missing."""
     monkeypatch.setattr(machine_watch, "_hears", lambda: hears)
     files = [str(file), str(file.with_name("absent"))]
     watch = KernelMachineWatch(lambda: files)
@@ -113,7 +113,7 @@ def test_the_machine_is_polled_unless_everything_is_reported(
 @pytest.mark.runtime
 @pytest.mark.skipif(os.geteuid() != 0 or not os.access(UEVENT, os.W_OK), reason="root writes uevents")
 def test_only_cpus_that_go_offline_or_come_back_are_events() -> None:
-    """Each pod has network devices, whose uevents must not wake an idle agent."""
+    """Only uevents of CPUs that go offline or online wake the agent, not those of pods' network devices."""
     events = _cpu_events()
     assert events is not None
     for action, is_event in (("change", False), ("add", False), ("online", True), ("offline", True)):
@@ -132,7 +132,7 @@ def test_only_cpus_that_go_offline_or_come_back_are_events() -> None:
     ids=["a pod's network", "a pod's users too"],
 )
 def test_a_pod_hears_of_cpus_unless_it_has_users_of_its_own(namespaces: list[str], hears: bool) -> None:
-    """The kernel sends uevents to network namespaces that the initial user namespace owns; the agent is in that one."""
+    """A pod receives CPU uevents unless its network namespace belongs to another user namespace."""
     command = ["unshare", *namespaces, sys.executable, "-c", LISTENER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout

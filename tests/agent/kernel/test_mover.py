@@ -72,7 +72,7 @@ class Group:
 
 
 def test_every_thread_is_moved_and_read_back() -> None:
-    """A thread that is on the new CPUs already is not set."""
+    """A thread that is already on the new CPUs is not set again."""
     group = Group(1, 2)
     group.masks[3] = NEW
 
@@ -99,7 +99,7 @@ def test_number_of_listed_ids_is_limited() -> None:
 
 
 def test_cpu_time_after_the_first_round_is_limited() -> None:
-    """Slow listings of a thread bomb end at the time limit, so that the event loop is not blocked."""
+    """A thread list that keeps growing ends the move at the time limit, so that the event loop is not blocked."""
     group, rounds = Group(1), count()
     group.after_listing = lambda: group.masks.update({max(group.masks) + 1: OLD})
     bound = Bound(rounds=64, listed=16_384, seconds=5.0)
@@ -117,7 +117,7 @@ def test_first_round_has_no_time_limit() -> None:
 
 
 def test_id_of_a_stranger_is_not_set() -> None:
-    """A thread that exits after the listing may have its id reused, so the kernel's list is checked."""
+    """The id of an exited thread that another process reuses is not set."""
     group = Group(1, 2)
 
     def hand_on() -> None:
@@ -176,7 +176,7 @@ def test_stale_listing_is_repeated_before_a_thread_is_set() -> None:
 
 
 def test_removed_cgroup_has_no_threads() -> None:
-    """Ids of a removed cgroup may be reused."""
+    """A removed cgroup has no threads to move, because their ids may be reused."""
 
     def gone() -> list[int]:
         raise Gone("removed")
@@ -222,7 +222,7 @@ def test_real_threads_that_start_others_are_all_moved(program: Path, microsecond
 
 @needs_two
 def test_real_threads_that_start_the_next_one_and_exit_are_moved(program: Path) -> None:
-    """Each thread starts the next and exits, so that every look sees another one."""
+    """Threads of which each starts the next one and exits are moved, though no two listings show the same one."""
     cpus = CPUSet([max(HERE)])
     with thread_chains.running(program, microseconds=50, threads=10**9, stay=False) as pid:
         assert any(put_process(pid, cpus) for _ in range(TRIES))

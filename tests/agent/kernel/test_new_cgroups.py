@@ -105,7 +105,7 @@ def test_container_id_is_read_from_the_cgroup_name(name: str, found: str | None)
 
 
 def test_new_container_beside_a_known_one_is_reported(cpuset: Path) -> None:
-    """It is reported in the pod of a known container and in a pod created later."""
+    """A new container is reported in the pod of a known container and in a pod created later."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
 
     async def happens(watcher: CgroupWatcher) -> None:
@@ -119,7 +119,7 @@ def test_new_container_beside_a_known_one_is_reported(cpuset: Path) -> None:
 
 
 def test_first_container_of_a_node_is_reported(cpuset: Path) -> None:
-    """Below the kubelet's pod cgroup no container has to be known."""
+    """The first container of a node is reported without a known one, below the kubelet's pod cgroup."""
     (cpuset / "kubepods").mkdir()
 
     async def happens(watcher: CgroupWatcher) -> None:

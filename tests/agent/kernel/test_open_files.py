@@ -48,7 +48,7 @@ def test_file_stays_open_while_it_is_kept(file: Path) -> None:
 
 
 def test_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads and writes share the limit; a file beyond it is opened and closed each time."""
+    """Reads and writes share a limit of open files; a file beyond it is opened and closed each time."""
     monkeypatch.setattr(open_files, "MOST", 4)
     files, before = OpenFiles(), open_count()
     paths = [tmp_path / str(number) for number in range(10)]
@@ -64,7 +64,7 @@ def test_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_files_for_reading_replace_files_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit files that every pass reads stay open, and files for writing are closed."""
+    """At the limit files for writing are closed in favour of files that every pass reads."""
     monkeypatch.setattr(open_files, "MOST", 4)
     files, before = OpenFiles(), open_count()
     paths = [tmp_path / str(number) for number in range(4)]

@@ -86,7 +86,7 @@ def test_processes_in_child_cgroups_count(tmp_path: Path) -> None:
 
 
 def test_cgroups_may_be_nested_deeper_than_the_stack(tmp_path: Path) -> None:
-    """A container that may write its cgroup nests some, and its tasks are found however deep they are."""
+    """Tasks of a container are found in cgroups of any depth."""
     hierarchy, deepest = Hierarchy(V2, tmp_path, tmp_path), tmp_path / "one"
     tasks = KernelTasks(hierarchy, KernelCpusets(hierarchy))
     cgroup_of(deepest)
@@ -100,7 +100,7 @@ def test_cgroups_may_be_nested_deeper_than_the_stack(tmp_path: Path) -> None:
 
 
 def crowd(folder: Path, first: int, children: int, nested: int = 0) -> KernelTasks:
-    """Make a container's cgroup with so many children, each with so many of its own."""
+    """Make a container's cgroup with this many children, each with as many of its own."""
     cgroup_of(folder, first)
     folders = [folder, *(folder / str(at) for at in range(children))]
     folders += [it / str(at) for it in folders[1:] for at in range(nested)]
@@ -116,7 +116,7 @@ def crowd(folder: Path, first: int, children: int, nested: int = 0) -> KernelTas
 def test_look_at_a_container_of_many_cgroups_is_bounded(
     tmp_path: Path, nested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container may make any number of child cgroups: reading the tasks of 50,000 took 1.0 to 1.4 s of CPU time."""
+    """Reading the tasks of a container with too many child cgroups is refused before the tasks are read."""
     tasks = crowd(tmp_path / "one", os.getpid(), 2 if nested else 2 * MOST_CGROUPS, nested)
     reads: list[object] = []
 
@@ -134,7 +134,7 @@ def test_look_at_a_container_of_many_cgroups_is_bounded(
 
 
 def test_container_whose_processes_are_in_cgroups_that_are_not_read_has_begun(tmp_path: Path) -> None:
-    """The age of such a container is not known.
+    """A container with too many child cgroups counts as started, with unknown age.
 
     If it counted as created and without unpinned time, the proof would claim what was not read.
     """
@@ -150,7 +150,7 @@ def test_container_whose_processes_are_in_cgroups_that_are_not_read_has_begun(tm
 
 
 def test_as_many_cgroups_as_are_looked_at_are_no_crowd(tmp_path: Path) -> None:
-    """The container's own is one of them."""
+    """The limit of cgroups includes the container's own cgroup."""
     tasks = crowd(tmp_path / "one", os.getpid(), MOST_CGROUPS - 1)
     assert len(tasks.below("/one")) == MOST_CGROUPS
     (tmp_path / "one/more").mkdir()

@@ -86,7 +86,7 @@ class Scene:
         self.containers[uid] = self.node.start(uid)
 
     def birth(self, uid: str, numa_node: int, word: str = "prefer", cpu: str = "2") -> None:
-        """Let a pod be born: it is seen, its devices become known, and its container starts."""
+        """Create a pod, let the kubelet name its devices, and start its container."""
         self.add(uid, numa_node, word, cpu)
         self.node.run()
         self.kubelet.admitted.add(uid)
@@ -131,7 +131,7 @@ def near(numa_node: int) -> CPUSet:
 
 
 def test_two_hundred_edits_reach_the_kernel_and_ask_nobody(scene: Scene) -> None:
-    """Each word acts with and without room, and the devices are known from one call for each pod."""
+    """An edited device policy is applied, or refused without free CPUs, and causes one call to the kubelet at most."""
     random = Random(26)  # noqa: S311 - the same edits in every run
     scene.birth("a", 2, "none")
     calls, blocked = scene.kubelet.calls, False
@@ -172,7 +172,7 @@ def test_two_hundred_edits_reach_the_kernel_and_ask_nobody(scene: Scene) -> None
 
 
 def test_devices_are_asked_for_once_in_two_hundred_edits(scene: Scene) -> None:
-    """A pod whose devices are known causes no call, whatever its word becomes."""
+    """A pod whose devices are known causes no further call, whatever its device policy becomes."""
     random = Random(7)  # noqa: S311 - the same edits in every run
     scene.birth("a", 2)
     assert scene.kubelet.calls == 1
@@ -185,7 +185,7 @@ def test_devices_are_asked_for_once_in_two_hundred_edits(scene: Scene) -> None:
 
 
 def test_homes_survive_fifty_restarts_of_the_kubelet_during_births(scene: Scene) -> None:
-    """A kubelet that lists no pods for a while changes no container, and the next pod waits for its answer."""
+    """While a restarted kubelet lists no pods, no container moves and a new pod waits for its devices."""
     random = Random(50)  # noqa: S311 - the same order in every run
     for number in range(50):
         uid, numa_node = f"p{number}", random.randrange(4)
@@ -212,7 +212,7 @@ def test_homes_survive_fifty_restarts_of_the_kubelet_during_births(scene: Scene)
 
 
 def test_an_agent_killed_at_a_hundred_moments_has_the_same_answers(scene: Scene) -> None:
-    """Devices of running containers come from the checkpoint, with a kubelet that is away, and no container moves."""
+    """After a kill the devices of running containers come from the checkpoint, and no container moves."""
     random = Random(100)  # noqa: S311 - the same moments in every run
     for number in range(100):
         uid, numa_node = f"p{number}", random.randrange(4)
@@ -260,7 +260,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind", [*FAILURES, "empty", "alternating"])
 def test_sixty_seconds_of_a_failing_socket(scene: Scene, kind: str) -> None:
-    """A pod with `prefer` has its CPUs after as many passes as without devices, and one with `require` waits or is right."""
+    """Without the kubelet a pod with `prefer` gets CPUs at once, and one with `require` is refused until it answers."""
     errors = list(FAILURES.values())
     for second in range(60):
         scene.kubelet.failure = errors[second % len(errors)] if kind == "alternating" else FAILURES.get(kind)

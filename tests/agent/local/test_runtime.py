@@ -23,7 +23,7 @@ from tests.agent.local.world import LAST, UID, World, app, reap, run, running
 
 LOOKS = 100  # one in nine reads of a process's environment meets an execve(2): all miss it once in a hundred thousand runs
 TELL = "grep Cpus_allowed_list /proc/self/status"
-GRACE_SECONDS = 3  # in which a starved shell says that it was asked to end; the test waits for all of it
+GRACE_SECONDS = 3  # grace period in which even a starved shell logs the SIGTERM; the test waits for all of it
 
 
 def test_container_starts_on_the_sent_cpus(world: World) -> None:

@@ -30,17 +30,17 @@ exec /bin/sleep 1000000
 
 
 class Birth(NamedTuple):
-    """The first line of a container."""
+    """The line that a container prints first."""
 
     name: str
-    before: float  # seconds since the boot, in steps of a hundredth
+    before: float  # seconds since boot, with a resolution of 0.01 s
     after: float
     cpus: CPUSet
-    environment: tuple[str, ...]  # CMK's variables: assigned, mask, shared, infra; or ()
+    environment: tuple[str, ...]  # CMK's variables: assigned CPUs, mask, shared and infra pool; or ()
 
 
 class Tenure(NamedTuple):
-    """A time in which a container certainly owned its CPUs."""
+    """A period in which a container certainly owned its CPUs."""
 
     cpus: CPUSet
     since: float
@@ -53,20 +53,20 @@ def now() -> float:
 
 
 def birth(node: ContainerdNode, name: str) -> Birth:
-    """Wait for the first line of a pod's container and return it."""
+    """Wait until a pod's container has printed its first line, and return it."""
     [line] = until(f"first line of {name}", lambda: node.log(name)[:1])
     before, after, cpus, *environment = line.split()
     return Birth(name, float(before), float(after), CPUSet.parse(cpus), tuple(environment))
 
 
 def environment(own: CPUSet, shared: CPUSet) -> tuple[str, ...]:
-    """Return CMK's variables of a container with its own CPUs: comma-separated lists, and a hex mask."""
+    """Return the variables of CMK's contract of a container with its own CPUs: CPU lists, and a hexadecimal mask."""
     listed = ",".join(map(str, shared))
     return ",".join(map(str, own)), f"{sum(1 << cpu for cpu in own):X}", listed, listed
 
 
 def born(node: ContainerdNode, windows: Windows, name: str, **claim: str) -> Birth:
-    """Start a pod with annotations; wait for its first line and its unpinned time."""
+    """Start a pod with annotations; wait for its first line and its unpinned time, and return both."""
     node.add(name, command=TELLING, annotations=claim)
     found = birth(node, name)
     until(f"window of {name}", lambda: name in windows.seconds)
@@ -74,7 +74,7 @@ def born(node: ContainerdNode, windows: Windows, name: str, **claim: str) -> Bir
 
 
 def trespassers(births: Iterable[Birth], tenures: Iterable[Tenure]) -> list[tuple[Birth, Tenure]]:
-    """Return the containers that started on CPUs that another one owned at that time."""
+    """Return the containers that started on CPUs which another container owned at that time."""
     owned = list(tenures)
     return [
         (born, tenure)

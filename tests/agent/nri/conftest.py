@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
+@pytest.hookimpl(tryfirst=True)  # must run before pytest selects tests by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test that uses it as `server`, because it is built as the servers are."""
+    """Mark each test that uses NRI's runtime side as `server`, because it is built together with the servers."""
     for item in items:
         if "nri" in getattr(item, "fixturenames", ()):
             item.add_marker("server")

@@ -26,7 +26,7 @@ from agent.nri.wire import nri_pb2 as pb
 PLUGIN, RUNTIME = 1, 2  # connections
 REQUEST, RESPONSE = 1, 2  # types of messages
 SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
-_SECONDS: Final = 60.0  # timeout for an answer of the plugin
+_SECONDS: Final = 60.0  # timeout for the plugin's answer
 _MUX = struct.Struct(">II")
 _TTRPC = struct.Struct(">IIBB")
 _GO_WRITES: Final = 4096
@@ -60,7 +60,7 @@ class Gone(Exception):
 
 
 class Received(NamedTuple):
-    """One ttrpc message from the plugin."""
+    """One ttrpc message that the plugin has sent."""
 
     connection: int
     stream: int
@@ -90,12 +90,12 @@ def container(name: str, of: str, *, cpus: str = "", state: int = pb.CONTAINER_C
 
 
 def known_pod(of: pb.PodSandbox) -> pb.KnownPodSandbox:
-    """Return a sandbox as events carry it, with fields that the plugin does not declare."""
+    """Return a sandbox as events contain it, with fields that the plugin does not declare."""
     return pb.KnownPodSandbox.FromString(of.SerializeToString())
 
 
 def known(about: pb.Container) -> pb.KnownContainer:
-    """Return a container as events carry it, with fields that the plugin does not declare."""
+    """Return a container as events contain it, with fields that the plugin does not declare."""
     return pb.KnownContainer.FromString(about.SerializeToString())
 
 
@@ -163,19 +163,19 @@ class Plugin:
         return list(answer.update)
 
     def create(self, of: pb.PodSandbox, created: pb.Container) -> pb.CreateContainerResponse:
-        """Create a container."""
+        """Call CreateContainer; return the plugin's answer."""
         asked = pb.CreateContainerRequest(pod=of, container=created)
         return self.call("CreateContainer", asked, pb.CreateContainerResponse)
 
     def update(
         self, of: pb.PodSandbox, updated: pb.Container, resources: pb.LinuxResources | None = None
     ) -> pb.UpdateContainerResponse:
-        """Change the resources of a container."""
+        """Call UpdateContainer; return the plugin's answer."""
         asked = pb.UpdateContainerRequest(pod=of, container=updated, linux_resources=resources)
         return self.call("UpdateContainer", asked, pb.UpdateContainerResponse)
 
     def stop(self, of: pb.PodSandbox, stopped: pb.Container) -> None:
-        """Stop a container."""
+        """Call StopContainer; return the plugin's answer."""
         self.event(Event.STOP_CONTAINER, of, stopped)
 
     def validate(self, asked: pb.ValidateContainerAdjustmentRequest) -> str:
@@ -185,7 +185,7 @@ class Plugin:
         return answer.reason
 
     def event(self, event: Event, of: pb.PodSandbox, about: pb.Container | None = None) -> None:
-        """Send an event by its own method, as NRI does since 0.12."""
+        """Send an event by its own method, as NRI has done since 0.12."""
         asked = pb.LifecycleRequest(pod=known_pod(of), container=known(about) if about else None)
         self.call(_METHODS[event], asked, pb.LifecycleRequest)
 
@@ -234,7 +234,7 @@ class Plugin:
             pass
 
     def close(self) -> None:
-        """Close the connection, as a runtime does that rejects the plugin or was killed."""
+        """Close the connection, like a runtime that rejects the plugin or was killed."""
         self.socket.close()
 
     def _exactly(self, length: int) -> bytes:
@@ -251,7 +251,7 @@ class Plugin:
 
 
 class FakeRuntime:
-    """Listens as a runtime until closed; a restarted runtime is a new instance on the same path."""
+    """A listener that acts as the runtime until it is closed; a restarted runtime is a new instance on the same path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -263,7 +263,7 @@ class FakeRuntime:
         self._plugins: list[Plugin] = []
 
     def accept(self) -> Plugin:
-        """Wait for a plugin's connection and return it before any message."""
+        """Wait for a plugin's connection, and return it before any message was exchanged."""
         plugin = Plugin(self._listener.accept()[0])
         self._plugins.append(plugin)
         return plugin

@@ -25,14 +25,14 @@ class GuardProcess(NamedTuple):
     url: str
 
     def readiness(self) -> tuple[int, str]:
-        """Return status and text of the readiness probe."""
+        """Return HTTP status and body of the readiness probe."""
         answer = plain_http.get(f"{self.url}/readyz")
         return answer.status_code, answer.text.strip()
 
 
 @contextmanager
 def guard_on(socket: Path, directory: Path) -> Iterator[GuardProcess]:
-    """Run the command and yield it when its probes answer; it may not guard yet."""
+    """Run the guard's command and yield it when its probes answer, which may be before it is connected to the runtime."""
     address = f"127.0.0.1:{free_port()}"
     command = [
         *(sys.executable, "-W", "error", str(COMMAND), "guard", "--nri", str(socket)),

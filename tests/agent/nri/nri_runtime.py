@@ -28,12 +28,12 @@ class Failed(Exception):
 
 @dataclass
 class NRIRuntime:
-    """A runtime without containers: the test says what it holds and what happens."""
+    """A runtime without real containers: the test sets its pods and containers, and sends its events."""
 
     version: str
     directory: Path
     timeout: str = "10s"  # containerd waits 2 s for a plugin
-    seconds: float = 0.0  # duration of the last command, including the plugins' time
+    seconds: float = 0.0  # seconds that the last command took, including the plugins' time
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_file: Path | None = None
 
@@ -44,11 +44,11 @@ class NRIRuntime:
 
     @property
     def has_validators(self) -> bool:
-        """Whether plugins can validate the adjustments of others."""
+        """Whether this version of NRI lets plugins validate the adjustments of other plugins."""
         return self.version != "0.8"
 
     def start(self) -> None:
-        """Start it and wait until plugins can connect."""
+        """Start the process and wait until plugins can connect."""
         [program] = require(NRI_RUNTIMES[self.version])
         self._log_file = self.directory / f"nri-{next(_numbers)}.log"
         with self._log_file.open("wb") as log:
@@ -62,7 +62,7 @@ class NRIRuntime:
         self._answer()
 
     def kill(self) -> None:
-        """Kill it, as a crashed runtime."""
+        """Kill the process, as if the runtime had crashed."""
         if self._process:
             with self._process as process:
                 process.kill()
@@ -88,17 +88,17 @@ class NRIRuntime:
         return answer.get("reply")
 
     def hold(self, pods: Sequence[Any], containers: Sequence[Any]) -> None:
-        """Set the pods and containers that the next plugin is synchronized with."""
+        """Set the pods and containers that the next plugin gets in Synchronize."""
         self.do("Hold", pods=pods, containers=containers)
 
     def synchronized(self, times: int = 1) -> Any:
-        """Wait for this many synchronizations; return the answer to the last one."""
+        """Wait until a plugin was synchronized this many times; return its last answer."""
         answered = until("a plugin came", lambda: self.do("Synchronized")[times - 1 :])[-1]
         until("it is asked from now on", lambda: self.joined() >= times)
         return answered
 
     def joined(self, plugin: str = "") -> int:
-        """Count how often a plugin, or any, was synchronized and is called from then on."""
+        """Return how often this plugin, or any, was synchronized and became ready for calls."""
         return self.log.count(f'{plugin}\\" connected and synchronized')
 
     def _answer(self) -> Any:

@@ -52,12 +52,12 @@ def claiming(mark: str | None = None, **more: str) -> pb.ValidateContainerAdjust
 
 
 def judged(request: pb.ValidateContainerAdjustmentRequest, *, observes: bool = False) -> str:
-    """Return the guard's reason to reject a container, or ""."""
+    """Return the guard's reason to reject a container, or "" if it accepts it."""
     return Guard(frozenset({"kube-system", "corepin-agent"}), lambda: observes).validate(request)
 
 
 def test_plugin_names_are_those_of_the_runtime() -> None:
-    """The guard runs after the agent's plugin, whose name it expects."""
+    """The guard's plugin runs after the agent's plugin, and has the agent's plugin name in its configuration."""
     assert (str(AGENT), str(GUARD)) == ALL
 
 
@@ -82,7 +82,7 @@ def test_a_container_with_cpus_from_the_agent_is_accepted() -> None:
 def test_a_marked_container_without_is_held_back(
     request_: pb.ValidateContainerAdjustmentRequest, why: str
 ) -> None:
-    """The reason names the container and what is missing, in under 300 characters."""
+    """The reason for a rejection names the container and what it lacks, in less than 300 characters."""
     text = judged(request_)
     assert text.startswith(f"container main was promised CPUs of its own, but {why}")
     assert len(text) < 300
@@ -99,17 +99,17 @@ def test_a_marked_container_without_is_held_back(
     ],
 )
 def test_who_is_not_guarded_starts(request_: pb.ValidateContainerAdjustmentRequest) -> None:
-    """Unmarked pods, exempt namespaces and pods in virtual machines are accepted."""
+    """The guard accepts unmarked pods, pods of exempt namespaces and pods in virtual machines."""
     assert judged(request_) == ""
 
 
 def test_everything_is_accepted_while_the_agent_observes() -> None:
-    """An agent that observes gives no container CPUs."""
+    """While the agent observes it assigns no CPUs, so the guard accepts every container."""
     assert judged(created(), observes=True) == ""
 
 
 def test_mode_is_read_only_before_a_rejection() -> None:
-    """For accepted containers the guard does not read the mode from files."""
+    """The guard reads from files whether the agent observes only before it rejects a container."""
     asked = []
 
     def observes() -> bool:
@@ -125,7 +125,7 @@ def test_mode_is_read_only_before_a_rejection() -> None:
 
 
 def test_guard_changes_no_container() -> None:
-    """Its other handlers return empty answers."""
+    """The guard's other handlers return empty answers."""
     guard = Guard(frozenset(), lambda: False)
     pod, container = pb.PodSandbox(id="p1"), pb.Container(id="c1")
     assert list(guard.synchronize([pb.KnownPodSandbox(id="p1")], [pb.KnownContainer(id="c1")])) == []
@@ -134,7 +134,7 @@ def test_guard_changes_no_container() -> None:
 
 
 def test_a_container_with_a_claim_is_rejected_without_a_mark() -> None:
-    """A container with a claim's device needs the agent's CPUs, unless its mark says false."""
+    """A container with the device of a claim is rejected without the agent's CPUs, unless its pod's mark is false."""
     assert "corepin's agent gave it none in time" in judged(claiming())
     assert judged(claiming(cpus="2-3", owner=str(AGENT))) == ""
     assert judged(claiming(namespace="kube-system")) == ""

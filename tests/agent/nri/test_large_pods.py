@@ -19,7 +19,7 @@ from tests.agent.nri.wire.serving import Served
 ANNOTATIONS = {f"k{number}": "" for number in range(60_000)}  # 236 kB by the API server's count
 PODS = 25
 GUARD_LIMIT = 64 * 2**20  # manifests/components/guard
-ANSWER_SECONDS = 0.2  # limit of CPU time for an answer; a runtime waits 2 s
+ANSWER_SECONDS = 0.2  # limit of CPU time for one answer; a runtime waits 2 s
 
 
 def crowded(name: str) -> pb.PodSandbox:
@@ -47,7 +47,7 @@ def verdict(plugin: Plugin, of: pb.PodSandbox) -> str:
 
 
 def test_guard_stays_below_its_limit(runtime: FakeRuntime, tmp_path: Path) -> None:
-    """The guard is synchronized with 25 pods of 60,000 annotations each and validates a container of each."""
+    """The guard stays below its memory limit when 25 pods have 60,000 annotations each and it validates all of them."""
     pods = [crowded(f"p{number}") for number in range(PODS)]
     with guard_on(runtime.path, tmp_path) as guard:
         plugin = runtime.plugin(pods, parts=PODS)
@@ -58,7 +58,7 @@ def test_guard_stays_below_its_limit(runtime: FakeRuntime, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("what", ["create", "validate", "event"])
 def test_answer_about_a_crowded_pod_leaves_time(what: str) -> None:
-    """An answer takes at most a tenth of the runtime's timeout, with encoding and decoding."""
+    """An answer about such a pod takes at most a tenth of the runtime's timeout, including encoding and decoding."""
     served = Served(handlers=Recorder())
     served.runtime.register()
     of, made = crowded("a"), container("main", "a")

@@ -45,7 +45,7 @@ def crowd(containerd: Containerd, pods: int, containers: int) -> list[Pod]:
 
 @in_2_4
 def test_agent_and_guard_name_the_environments_and_come_back(containerd: Containerd, tmp_path: Path) -> None:
-    """Until the pods are deleted containers are pinned through cgroups, and the new guard is not ready."""
+    """Until the pods are deleted the agent pins containers through cgroups, and a new guard is not ready."""
     large = crowd(containerd, 4, 8)
     with (
         guard_on(containerd.nri_socket, tmp_path) as guard,
@@ -78,7 +78,7 @@ def test_agent_and_guard_name_the_environments_and_come_back(containerd: Contain
 
 @in_2_4
 def test_connected_guard_rejects_and_names_the_condition(containerd: Containerd, tmp_path: Path) -> None:
-    """A guard that connected before still rejects marked pods, and others start."""
+    """A guard that was connected before still rejects marked pods and reports the condition, and other pods start."""
     with guard_on(containerd.nri_socket, tmp_path) as guard:
         until_equal("the guard guards", guard.readiness, (200, "ok"))
         crowd(containerd, 4, 8)
@@ -98,7 +98,7 @@ def test_connected_guard_rejects_and_names_the_condition(containerd: Containerd,
 
 @in_2_4
 def test_pods_are_removed_while_plugins_connect(containerd: Containerd) -> None:
-    """Removing pods in the kubelet's order while plugins connect does not block containerd."""
+    """Containerd does not deadlock if pods are removed in the kubelet's order while plugins connect."""
     pods = [containerd.run_pod(f"short-{number}", f"uid-short-{number}") for number in range(3)]
     for pod in pods:
         for number in range(6):
@@ -130,7 +130,7 @@ def connect_until(stopping: threading.Event, containerd: Containerd) -> list[boo
 
 @pytest.mark.runtime
 def test_a_crash_is_not_repeated_and_required_plugins_hold_back(tmp_path: Path) -> None:
-    """With fewer than four pods containerd panics once; then marked containers are rejected."""
+    """With fewer than four pods containerd panics only once; then `requiredPlugins` rejects marked containers."""
     with start_containerd("2.4", tmp_path) as containerd:
         assert containerd.daemon is not None
         large = crowd(containerd, 2, 7)

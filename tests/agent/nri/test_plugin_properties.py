@@ -1,4 +1,4 @@
-"""Under any sequence of creations and steps of passes, no container is created on CPUs that another owns."""
+"""In any sequence of creations and steps of passes, no container is created on CPUs that another container owns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pinning.planning.start_table import start_table
 from tests.pinning.wishes import WISHES
 from tests.pinning.world import Wish, World, world
 
-PODS = st.integers(0, 2)  # few pods, so that their claims overlap
+PODS = st.integers(0, 2)  # few pods, so that their claims often overlap
 CLAIMS = st.sampled_from([Wish("2", smt="require"), Wish("2", policy="exclusive"), Wish("1", smt="isolate")])
 OTHERS = WISHES.map(lambda wish: replace(wish, init=None))
 EVENTS = st.one_of(
@@ -43,7 +43,7 @@ class Node:
         self.pass_on(1)
 
     def passes(self) -> Iterator[None]:
-        """Run passes endlessly, and yield after each step."""
+        """Run passes endlessly, and yield after each of their steps."""
         while True:
             observed = self.world.observe()
             yield
@@ -61,7 +61,7 @@ class Node:
             self.plugin.table = table.waiting_for(())
 
     def pass_on(self, steps: int) -> None:
-        """Run further steps, into the next pass if needed."""
+        """Run further steps, if needed into the next pass."""
         for _ in range(steps):
             next(self.steps)
 
@@ -95,7 +95,7 @@ class Node:
         self.world.containers[identity] = replace(self.world.containers.pop(number_of_start), id=identity)
 
     def check(self, owner: Owner, cpus: CPUSet, *, has_own: bool) -> None:
-        """Check that a new container is not on owned CPUs, and that an owner is alone on its CPUs."""
+        """Check that a new container is not on CPUs of an owner, and that no other container is on an owner's CPUs."""
         assert cpus
         mine = self.world.ledger.of(owner)
         for other in self.world.live():
@@ -109,7 +109,7 @@ class Node:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, min_size=10, max_size=60))
 def test_no_container_is_created_beside_an_owner(events: list[tuple[str, int, Wish | None]]) -> None:
-    """The rule holds also between the observation of a pass, its table and its writes."""
+    """The invariant also holds between a pass's observation, its table and its writes."""
     node = Node()
     for kind, number, wish in events:
         if kind == "pod" and wish:

@@ -1,4 +1,4 @@
-"""The agent's plugin against NRI's own runtime side: created containers have the CPUs of the table."""
+"""The agent's plugin with NRI's own runtime side: created containers have the CPUs of the table."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WHOLE = Wish("2", smt="require")
 
 
 def settled(node: World) -> World:
-    """Apply the plan."""
+    """Apply the plan completely."""
     node.run_all()
     return node
 
 
 @pytest.fixture
 def node() -> World:
-    """Return a node of CPUs 0-7 where pod `owner` has core 1,5, and pod `late` requests too much."""
+    """Return a node of CPUs 0-7 where pod `owner` has core 1,5, and pod `late` requests more than is free."""
     node = world(4)
     node.add("owner", [WHOLE])
     node.add("late", [Wish("8", smt="require")])
@@ -66,7 +66,7 @@ def create(nri: NRIRuntime, uid: str, **annotations: str) -> tuple[str, dict[str
 
 
 def update(nri: NRIRuntime, uid: str, cpus: str) -> Any:
-    """Update the CPUs of a container; return the corrected ones, or None."""
+    """Update the CPUs of a container; return the plugin's correction, or None."""
     resources = {"cpu": {"cpus": cpus, "shares": {"value": "512"}}}
     request = {"pod": pod(uid), "container": container(uid, "c0"), "linux_resources": resources}
     [own] = nri.do("UpdateContainer", **request)["update"]
@@ -87,7 +87,7 @@ def test_containers_are_created_with_their_cpus_and_variables(nri: NRIRuntime, p
 
 
 def test_rejected_containers_are_not_created(nri: NRIRuntime, plugin: Plugin) -> None:
-    """Claims that do not fit and unknown pods fail with their reasons; the plugin stays connected."""
+    """If a claim does not fit or a pod is unknown, the creation fails with the reason, and the plugin stays connected."""
     with pytest.raises(Failed, match="NotEnoughCPUs: wanted 8 "):
         create(nri, "late")
     with pytest.raises(Failed, match=NOT_SEEN):
@@ -97,7 +97,7 @@ def test_rejected_containers_are_not_created(nri: NRIRuntime, plugin: Plugin) ->
 
 
 def test_foreign_update_keeps_the_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
-    """An update by another CRI client changes other resources and not the CPUs."""
+    """After an update by another CRI client the container has its other new resources and its old CPUs."""
     for uid, cpus in (("owner", "1,5"), ("stranger", "0,2-4,6-7")):
         assert update(nri, uid, "0-7") == {"cpus": cpus, "shares": {"value": "512"}}
 
@@ -110,7 +110,7 @@ def test_update_by_the_agent_is_not_corrected(nri: NRIRuntime, plugin: Plugin) -
 
 
 def test_removed_container_is_created_on_the_same_cpus(nri: NRIRuntime, plugin: Plugin) -> None:
-    """A container that stops, is removed and created again has the same CPUs, with both event styles."""
+    """A container that is removed and created again has the same CPUs, with both event styles."""
     create(nri, "owner")
     nri.do("StartContainer", pod=pod("owner"), container=container("owner", "c0"))
     assert plugin.started.keys() == {"owner-c0"}

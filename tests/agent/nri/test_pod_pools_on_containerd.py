@@ -1,4 +1,4 @@
-"""A real pod with a budget: its slice and its pool are the cpusets of real containers, and no other pod runs there."""
+"""A real pod with a budget: the cpusets of its containers are its slice and its pool, which other pods leave."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(params=[True, False], ids=["NRI", "no NRI"])
 def node(containerd: Containerd, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ContainerdNode]:
-    """Return a node without pods, with an agent that is an NRI plugin or not."""
+    """Return a node without pods, whose agent is or is not an NRI plugin."""
     nri = str(containerd.nri_socket) if request.param else "off"
     with start_node(containerd, tmp_path, nri) as node_with_agent:
         if request.param:
@@ -72,18 +72,18 @@ def pool(node: ContainerdNode) -> str:
 
 
 def test_slice_and_pool_are_real_cpusets(node: ContainerdNode) -> None:
-    """From start over live edits to the end; containers of other pods leave these CPUs and get them back."""
+    """Slice and pool are right from the start over live edits to the end, and containers of other pods return afterwards."""
     bystander = node.add("bystander")
     write(node, EXCLUSIVE)
     node.run_pod("paid")
-    # NRI refuses containers of a pod that the agent has not seen, and here no kubelet tries again.
+    # NRI rejects containers of a pod that the agent has not seen, and no kubelet retries here.
     until("pool", lambda: pool(node))
     one, two = start(node, NAME, TELLING), start(node, OTHER)
     own = until("own CPU", lambda: single(one))
     node.settled({one: own, two: own, bystander: node.all - own})
     assert pool(node) == str(own)
 
-    # All of the budget is a slice. Without its annotation the container would stay in the pool.
+    # The slice is the whole budget. Without its annotation the container would stay in the pool.
     write(node, EXCLUSIVE | {f"cpu-manager.corepin.io/container.{NAME}": "exclusive"}, limit="1")
     until_equal("empty pool", lambda: pool(node), "")
     node.settled({one: own, two: node.all - own, bystander: node.all - own})
@@ -101,5 +101,5 @@ def test_slice_and_pool_are_real_cpusets(node: ContainerdNode) -> None:
 
 
 def single(container: Container) -> CPUSet | None:
-    """Return the CPU of a container that has one."""
+    """Return the CPU of a container that has exactly one."""
     return container.cpus if len(container.cpus) == 1 else None

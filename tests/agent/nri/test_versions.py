@@ -43,24 +43,24 @@ def versions(cell: str) -> list[str]:
     ],
 )
 def test_support_by_version(runtime: str, validators: bool | None, pid: bool) -> None:
-    """A runtime has validators and names processes from its own version on; an unknown one has neither yes nor no."""
+    """Validators and named processes are supported from a known version on; for an unknown version support is unknown."""
     assert (has_validators(runtime), names_process(runtime)) == (validators, pid)
 
 
 def test_numbers_of_any_length_are_parsed() -> None:
-    """A version with ten thousand digits is a version without a number that can be compared, not an error."""
+    """A version with ten thousand digits counts as unknown and is not an error."""
     assert parsed(f"cri-o 1.{'9' * 10_000}") == ("cri-o", ())
 
 
 def test_client_tries_the_validators_where_they_are_certain() -> None:
-    """The client takes a closed connection for a refusal unless the release of containerd has validators."""
+    """A closed connection counts as a refused event mask, unless this release of containerd has validators."""
     major, minor = SUPPORT["containerd"].validators
     assert not may_be_unknown(WORKER_EVENTS, f"containerd v{major}.{minor}.0")
     assert may_be_unknown(WORKER_EVENTS, f"containerd v{major}.{minor - 1}.9")
 
 
 def test_table_of_the_operator_guide() -> None:
-    """Every row of the guide says of its versions what the code says, and each first version has a row."""
+    """Every row of the guide's table agrees with the code, and each version with a new feature has a row."""
     found = rows(GUIDE.read_text())
     seen = {version: (guard, helpers) for cell, guard, helpers in found for version in versions(cell)}
     for version, (guard, helpers) in seen.items():

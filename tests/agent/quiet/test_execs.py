@@ -91,7 +91,7 @@ class Node:
         await asyncio.sleep(0)
 
     def place(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-        """Move a process that has not exited, in as many hundredths of a second as its pid."""
+        """Move a process that has not exited; the move takes a hundredth of a second for each unit of its pid."""
         self.used += self.cost
         if pid in self.exited:
             return None
@@ -129,7 +129,7 @@ def test_only_execs_of_exclusive_containers_are_counted(node: Node) -> None:
 
 
 def test_exec_that_has_ended_is_counted_and_not_placed(node: Node) -> None:
-    """A short exec can exit before it is placed."""
+    """An exec that has exited before its move is counted and not moved."""
     node.exited.add(7)
     node.watch.started(StartedExec(WEB_ID, 7))
     found = node.watch.execs[owner(WEB)]
@@ -153,7 +153,7 @@ def test_execs_are_not_moved_without_the_option(affinity: ExecAffinity | None, s
 
 
 def moved_to(cpus: str) -> NodeState:
-    """Return the state with other CPUs of the exclusive container."""
+    """Return the state in which the exclusive container has other CPUs."""
     web = next(pod for pod in STATE.pods if pod.name == "web")
     moved = replace(web, containers=(replace(web.containers[0], cpus=CPUSet.parse(cpus)),))
     return replace(STATE, pods=(moved, *(pod for pod in STATE.pods if pod.name != "web")))
@@ -205,7 +205,7 @@ def test_number_of_remembered_processes_is_limited(node: Node, monkeypatch: pyte
 
 
 def test_moves_take_a_bounded_share_of_the_event_loop(node: Node) -> None:
-    """Execs beyond it are counted at once, and moved as time allows."""
+    """Moves are limited to a share of the event loop: execs beyond it are counted at once and moved later."""
     node.cost = 0.03  # CPU time of each move
     for pid in range(3, 8):
         node.watch.started(StartedExec(WEB_ID, pid))
@@ -221,7 +221,7 @@ def test_moves_take_a_bounded_share_of_the_event_loop(node: Node) -> None:
 
 @pytest.mark.parametrize("between", [False, True])
 def test_execs_of_one_container_do_not_use_up_the_moves_of_others(between: bool) -> None:
-    """A tenant controls how often execs enter its container, and how long their moves take."""
+    """Frequent or slow execs of one container do not use up the time for moves of another one."""
     node = Node()
     node.watch.follow(BOTH)
     node.cost = 0.005
@@ -241,7 +241,7 @@ def test_execs_of_one_container_do_not_use_up_the_moves_of_others(between: bool)
 
 
 def test_containers_take_turns_while_the_node_has_no_time_for_moves() -> None:
-    """One exec does not wait until the many of another container were moved."""
+    """While moves are limited containers take turns, so that one exec does not wait for many of another container."""
     node = Node()
     node.watch.follow(BOTH)
     node.cost = 0.12
@@ -254,7 +254,7 @@ def test_containers_take_turns_while_the_node_has_no_time_for_moves() -> None:
 
 
 def test_new_execs_do_not_overtake_those_that_wait(node: Node) -> None:
-    """Otherwise frequent execs would take the time whenever there is some."""
+    """New execs do not overtake waiting ones, so that frequent execs cannot use up the time."""
     node.cost = 0.06
     for pid in (3, 4):
         node.watch.started(StartedExec(WEB_ID, pid))
@@ -264,7 +264,7 @@ def test_new_execs_do_not_overtake_those_that_wait(node: Node) -> None:
 
 
 def test_waiting_exec_is_identified_by_its_start(node: Node) -> None:
-    """Its pid may be reused before it is moved; one that has exited does not wait."""
+    """A waiting exec is identified by its start time; an exited one does not wait."""
     node.cost = 0.06
     node.exited.add(5)
     for pid in (3, 4, 5, 6):
@@ -288,7 +288,7 @@ def test_number_of_waiting_processes_is_limited(node: Node, monkeypatch: pytest.
 
 
 def test_waiting_processes_of_a_container_that_ended_are_not_moved(node: Node) -> None:
-    """Neither they nor what its moves have cost are remembered."""
+    """When a container ends, its processes and the CPU time of its moves are forgotten."""
     node.cost = 0.06
     for pid in (3, 4):
         node.watch.started(StartedExec(WEB_ID, pid))
@@ -323,7 +323,7 @@ def counted(node: Node) -> str:
 
 
 def test_whether_execs_are_counted_is_published(node: Node) -> None:
-    """The absence of a count is no 0: the socket and a metric say whether the runtime reports them."""
+    """The socket and a metric say whether the runtime reports execs, because a missing count is not 0."""
 
     async def scenario() -> list[tuple[str | None, str]]:
         seen = [(node.watch.reason, counted(node))]
@@ -353,7 +353,7 @@ def test_whether_execs_are_counted_is_published(node: Node) -> None:
 
 
 def test_containers_in_machines_are_not_counted() -> None:
-    """Their execs are in the guest, and the container has no cgroup on the host."""
+    """Execs of containers in virtual machines are not counted, because they run in the guest."""
     assert list(exec_targets(replace(STATE, cgroups={}), ExecAffinity.LAST)) == []
 
 
@@ -370,7 +370,7 @@ def test_containers_in_machines_are_not_counted() -> None:
 def test_execs_of_quiet_containers_run_on_the_shared_set_by_default(
     affinity: ExecAffinity | None, noise: str, shares: str, cpus: str
 ) -> None:
-    """Where the container may use the shared set, and the operator has not chosen otherwise."""
+    """Execs of quiet containers are moved to shared CPUs by default, if the container may use them."""
     words = {**EXCLUSIVE, "noise-policy.corepin.io/pod": noise, "shared-cpus.corepin.io/pod": shares}
     state = state_of(bound("web", container("main", 2), annotations=words))
     (web,) = state.pods
@@ -419,7 +419,7 @@ def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
 def test_stream_that_ends_is_opened_again(
     node: Node, caplog: pytest.LogCaptureFixture, problem: Exception, logged: str
 ) -> None:
-    """It is opened after a pause, and the agent goes on in any case."""
+    """If the event stream ends it is opened again after a pause, and the agent continues."""
 
     async def scenario() -> None:
         running = asyncio.create_task(node.watch.run())
@@ -459,7 +459,7 @@ def test_errors_are_retried_with_backoff(node: Node, caplog: pytest.LogCaptureFi
 
 
 def test_runtime_without_exec_events_is_not_retried(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """CRI-O has no such events, but an option with the same effect."""
+    """A runtime without exec events, such as CRI-O, is not asked again."""
     caplog.set_level("INFO")
 
     async def scenario() -> None:

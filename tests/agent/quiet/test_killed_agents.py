@@ -1,4 +1,4 @@
-"""Two hundred agents that are killed by SIGKILL: what they leave is what the next one goes on with, or gives back."""
+"""Two hundred agents that are killed by SIGKILL: the next one continues from their records, or restores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.agent.quiet.killed_agents import KILLS
 
 
 def test_killed_agents_leave_quiet_cpus_and_originals(tmp_path: Path) -> None:
-    """The next agent keeps CPUs quiet whatever it finds, and a reset brings back every original."""
+    """After kills the next agent keeps CPUs quiet, and a reset restores every original."""
     seed = randrange(10**6)  # noqa: S311 - other moments in each run
     command = [sys.executable, "-m", "tests.agent.quiet.killed_agents", str(tmp_path), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""An irqbalance that does not answer each request: what is reported of its two lists does not change with it."""
+"""An irqbalance that answers only some requests: its last answer counts for a limited time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Beside:
         self.interrupts = InterruptBan(self.daemon, saved, lambda: self.now)
 
     def ask(self, *numbers: int, silence: str = "") -> str:
-        """Look a minute after the last time; return why irqbalance may do what it must not."""
+        """Look a minute after the last time; return why irqbalance may move interrupts."""
         self.now += LOOK_SECONDS
         self.daemon.silence = silence
         if self.which == "CPUs":
@@ -41,7 +41,7 @@ class Beside:
         return reason
 
     def restore(self) -> bool:
-        """Take back what was added to the list."""
+        """Remove the agent's additions from the list."""
         return self.cpus.restore() if self.which == "CPUs" else self.interrupts.restore()
 
 
@@ -54,12 +54,12 @@ def beside(tmp_path: Path, request: pytest.FixtureRequest) -> Beside:
 
 
 def test_silence_in_turns_is_not_reported(beside: Beside) -> None:
-    """Each change of the reason would be a write of every quiet pod's status, one a minute."""
+    """Single missing answers do not change the reason, which would cost each quiet pod a status write."""
     assert {beside.ask(4, 5, silence=LATE if turn % 2 else "") for turn in range(40)} == {""}
 
 
 def test_long_silence_is_reported_once_in_ten_minutes(beside: Beside) -> None:
-    """The list is not known any more; an answer ends that at once, and begins the ten minutes anew."""
+    """After ten minutes without an answer the list counts as unknown; an answer restarts the ten minutes."""
     turns = round(SILENT_SECONDS / LOOK_SECONDS)
     silent = [beside.ask(4, 5, silence=LATE) for _ in range(2 * turns)]
     assert silent[: turns - 1] == [""] * (turns - 1)
@@ -69,14 +69,14 @@ def test_long_silence_is_reported_once_in_ten_minutes(beside: Beside) -> None:
 
 
 def test_silence_about_more_than_was_answered_is_reported(beside: Beside) -> None:
-    """CPUs that were not in the answered list may be used by irqbalance; a subset of the list is banned."""
+    """A missing answer is reported if the agent's list has more than the answered one."""
     assert beside.ask(4, silence=LATE) == ""
     assert LATE in beside.ask(4, 5, 6, silence=LATE)
     assert beside.ask(4, 5, 6) == ""
 
 
 def test_an_answer_holds_for_its_process_alone(beside: Beside) -> None:
-    """The list ended with the earlier irqbalance."""
+    """An answer counts only for the process that gave it."""
     beside.daemon.daemon = Daemon(8, 200, Path("/run/irqbalance/irqbalance8.sock"))
     assert LATE in beside.ask(4, 5, silence=LATE)
 
@@ -84,7 +84,7 @@ def test_an_answer_holds_for_its_process_alone(beside: Beside) -> None:
 def test_list_that_cannot_be_corrected_stays_a_reason(
     beside: Beside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another list was shown since, so silence does not make the earlier one true."""
+    """If irqbalance shows another list that cannot be corrected, the reason stays without an answer too."""
 
     def unsent(*_: object) -> None:
         raise Unavailable(LATE)
@@ -99,7 +99,7 @@ def test_list_that_cannot_be_corrected_stays_a_reason(
 
 
 def test_sent_list_that_was_not_read_back_is_not_known(tmp_path: Path) -> None:
-    """A list of CPUs holds from irqbalance's next interval on, if it has read it at all."""
+    """A list that was sent and never read back counts as unknown."""
     beside = Beside(tmp_path, "CPUs")
     beside.daemon.is_deaf = True
     assert beside.ask(4) == ""
@@ -107,7 +107,7 @@ def test_sent_list_that_was_not_read_back_is_not_known(tmp_path: Path) -> None:
 
 
 def test_restore_reports_silence_at_once(beside: Beside, caplog: pytest.LogCaptureFixture) -> None:
-    """An uninstall does not wait for ten minutes."""
+    """A restore without an answer fails at once, without waiting ten minutes."""
     beside.daemon.silence = LATE
     assert not beside.restore()
     assert [LATE in str(vars(record)["facts"]) for record in caplog.records] == [True]

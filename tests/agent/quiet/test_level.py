@@ -50,12 +50,12 @@ BY_NOTHING = NoiseLevel(None)
 def test_level_follows_the_counts(
     before: Watched | None, noise: ContainerNoise, now: float, level: NoiseLevel | None
 ) -> None:
-    """It begins at once above the limit, and ends after ten minutes below it."""
+    """A noise level begins at once above the limit, and ends after ten minutes below it."""
     assert next_level(before, noise, LIMITS, now, "now").level == level
 
 
 def test_nothing_is_noisy_without_limits() -> None:
-    """Without limits an earlier level ends."""
+    """When the operator removes all limits, a container's noise level is cleared."""
     first = next_level(None, INTERRUPTED, (), 0.0, "now")
     assert (first.level, next_level(first, INTERRUPTED, (), LATE, "now").level) == (None, BY_NOTHING)
 
@@ -70,7 +70,7 @@ ROUNDS = st.lists(
 
 @given(ROUNDS)
 def test_level_changes_at_most_once_in_ten_minutes(rounds: list[tuple[float, ContainerNoise]]) -> None:
-    """This holds for any counts and any length of rounds."""
+    """The noise level changes at most once in ten minutes, for any counts and lengths of rounds."""
     watched: Watched | None = None
     now, changes = 0.0, []
     for seconds, noise in rounds:

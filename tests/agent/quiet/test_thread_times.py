@@ -105,7 +105,7 @@ def test_thread_is_read(proc: Proc) -> None:
 
 
 def test_thread_that_did_not_run_costs_one_read(proc: Proc) -> None:
-    """Its loss cannot have changed, so that its other files are not read again."""
+    """The other files of a thread that did not run are not read again, because its loss cannot have changed."""
     first = read_threads(str(proc.root), [100], NO_THREADS)
     (proc.root / "100/status").unlink()
 
@@ -116,7 +116,7 @@ def test_thread_that_did_not_run_costs_one_read(proc: Proc) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, MOST_THREADS, MOST_THREADS + 1, 40 * MOST_THREADS])
 def test_number_of_sampled_threads_is_limited(count: int) -> None:
-    """Of many threads every n-th is read, from the first to the last."""
+    """If there are many threads, every n-th is read, from the first to the last."""
     sample = sampled(range(count))
 
     assert len(sample) <= MOST_THREADS
@@ -125,7 +125,7 @@ def test_number_of_sampled_threads_is_limited(count: int) -> None:
 
 
 def test_number_of_read_threads_is_limited(proc: Proc) -> None:
-    """Of ten thousand threads at most 256 are read."""
+    """At most 256 of ten thousand threads are read."""
     tasks = list(range(1, 10_001))
     for task in tasks[::10]:
         proc.thread(task)

@@ -34,7 +34,7 @@ LABELS = '{container="main",namespace="default",pod="web"}'
 
 
 def test_interrupts_that_stay_go_with_their_container() -> None:
-    """They are those that the last round of quiet CPUs found."""
+    """The interrupts that stay on a container's CPUs are those found by the last round of quiet CPUs."""
     (pod,) = (it for it in STATE.pods if it.name == "web")
     kept = KeptInterrupts(CPUSet([1]), frozenset({"25"}))
     containers = (replace(pod.containers[0], kept=kept),)
@@ -109,7 +109,7 @@ def test_counts_are_reported_from_the_second_round_on(counted: Counted) -> None:
 
 
 def test_series_of_an_unknown_count_is_removed(counted: Counted) -> None:
-    """A masked file must not look like a quiet machine."""
+    """If a count is unknown its series is removed, because a constant would look like a quiet machine."""
     counted.count()
     counted.count()
     assert counted.metric("interrupts") == 0
@@ -141,7 +141,7 @@ class Told:
 
 
 def test_changed_level_is_published_with_the_last_state(counted: Counted) -> None:
-    """It is published at once and only on a change; a container that is not measured has none."""
+    """A changed noise level is published at once; a container that is not measured has none."""
     counted.watch.limits = ((NoiseKind.INTERRUPTS, 0.5),)
     told, rounds = Told(), iter(range(1, 5))
     publisher = LevelPublisher(told, lambda: counted.watch.levels)
@@ -178,7 +178,7 @@ def test_without_exclusive_cpus_nothing_is_read(counted: Counted, state: NodeSta
 
 
 def test_rounds_rest_in_proportion_to_their_cost(counted: Counted) -> None:
-    """One second of CPU time is followed by 500 seconds of rest, and a crash by the usual ten."""
+    """After a round the watch pauses for 500 times its CPU time, and for ten seconds after a crash."""
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -9,7 +9,7 @@ from tests.pinning.world import Wish
 
 TWO = Wish("2", policy="exclusive")  # the core 1,5
 PLAIN = Wish()
-FOUR = Wish("4")  # KubeVirt's dedicated CPUs: the launcher's container is called compute
+FOUR = Wish("4")  # KubeVirt's dedicated CPUs: KubeVirt names the launcher's container compute
 
 
 def pinned_pair(node: FakeNode) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def machine_state(state: NodeState) -> VMState:
 
 
 def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
-    """Run a launcher v that owns CPUs 1,5 and 2,6 with a virtual machine in it; return its container's id."""
+    """Run a launcher pod v with a virtual machine that owns CPUs 1,5 and 2,6; return its container's id."""
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
     node.vms.machines[number] = vm or machine(4, node.topology.online, worker=2)
@@ -45,7 +45,7 @@ def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
 
 
 def state_of(node: FakeNode) -> VMState:
-    """Run a pass and return the state of the launcher's virtual machine."""
+    """Run a pass; return the state of the launcher's virtual machine."""
     state = node.run()
     vm = next(pod for pod in state.pods if pod.uid == "v").vm
     assert vm is not None

@@ -16,7 +16,7 @@ PATIENCE_SECONDS = 60
 
 @dataclass
 class Reports:
-    """A reporter that records states, raises the given failures first and wakes the test."""
+    """A reporter that first raises the given errors, then records states and wakes the test."""
 
     failures: list[Exception] = field(default_factory=list)
     states: list[NodeState] = field(default_factory=list)
@@ -61,7 +61,7 @@ def serving(
 
 
 async def quiet(agent: Agent) -> None:
-    """Wait until the passes at start are over."""
+    """Wait until the passes after the agent's start have ended."""
     for _ in range(100):
         await asyncio.sleep(0)
         agent.trigger.clear()

@@ -16,7 +16,7 @@ MODULES = sorted(Path(agent.reconcile.__path__[0]).glob("*.py"))
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
 def test_only_the_record_assigns_its_fields(path: Path) -> None:
-    """No module of `agent.reconcile` assigns a field of a container record from outside."""
+    """Only methods of the container record assign its fields; no other module of `agent.reconcile` does."""
     names = {field.name for field in fields(ContainerRecord)}
     assigned = {
         ast.unparse(node)

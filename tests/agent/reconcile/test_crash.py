@@ -1,6 +1,7 @@
-"""The agent is killed at random moments and restarted: no CPU is lost, owned twice or moved without need.
+"""An agent that is killed at random moments and restarted loses no CPU, and moves no container without need.
 
-`COREPIN_KILLS` sets how often (60 by default, over three sizes of machine).
+The tests also check that no CPU gets two owners. `COREPIN_KILLS` sets the number of kills (default 60,
+divided over machines of three sizes).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from tests.environments.node.churn import AgentProcess, Churn, held_on_disk, set
 from tests.environments.process.client import running_machine
 
 KILLS = int(os.environ.get("COREPIN_KILLS", "60"))
-LONGEST_WAIT = 0.04  # seconds from a change to the kill: a pass starts and ends within
-STARTING = 0.06  # seconds from its start to the end of its first pass
-WRITING = 0.004  # seconds that the writes of a pass take
+LONGEST_WAIT = 0.04  # seconds from a change to the kill; within this time a pass starts and ends
+STARTING = 0.06  # seconds from the agent's start to the end of its first pass
+WRITING = 0.004  # seconds that the writes of one pass take
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def check_rules(churn: Churn, ledger: Ledger) -> None:
 
 
 def moved(churn: Churn, before: Observed, since: int) -> list[str]:
-    """Return the containers that were moved and moved back since an event: needless moves."""
+    """Return the containers that were moved although their CPUs before and after the event are the same."""
     started = {container.id: container.cpus for container in before.live}
     ended = {container.id: container.cpus for container in churn.observe().live}
     stayed = {key for key in started if started[key] == ended.get(key)}
@@ -68,7 +69,7 @@ def moved(churn: Churn, before: Observed, since: int) -> list[str]:
 
 
 def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
-    """Wait until a random moment in a pass, or shortly after the checkpoint was saved, during the writes."""
+    """Wait until a random moment of a pass, or until shortly after the save of the checkpoint, while the pass writes."""
     if random.random() < 0.5:
         time.sleep(random.uniform(0, LONGEST_WAIT))
         return
@@ -83,7 +84,7 @@ def wait_somewhere(agent: AgentProcess, last: int, random: Random) -> None:
     [pytest.param(16, 2, id="16"), pytest.param(64, 2, id="64"), pytest.param(256, 1, id="256")],
 )
 def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpus: int, share: int) -> None:
-    """After a kill the ledger is the plan of the checkpoint, and no container is moved without need."""
+    """After a kill the new agent uses the plan in the checkpoint, and moves no container without need."""
     random = Random(cpus)  # noqa: S311
     with node(tmp_path, cpus, seed=cpus) as (agent, churn):
         for _ in range(KILLS * share // 5):
@@ -96,7 +97,7 @@ def test_killed_at_any_moment_it_goes_on_from_the_checkpoint(tmp_path: Path, cpu
             since = len(churn.machine.call("events"))
             agent.start()
             if random.random() < 0.3:
-                time.sleep(random.uniform(0, STARTING))  # killed while it starts
+                time.sleep(random.uniform(0, STARTING))  # the agent is killed while it starts
                 agent.kill()
                 agent.start()
             ledger = settled(agent, churn)
@@ -148,7 +149,7 @@ DAMAGES = (truncate, empty, flip_bit, make_older, move_machine, remove)
 
 
 def test_killed_agent_without_checkpoint_rebuilds_from_containers(tmp_path: Path) -> None:
-    """After a kill with a lost checkpoint no CPU is owned twice and no container is moved without need."""
+    """After a kill that lost the checkpoint, no CPU gets two owners and no container is moved without need."""
     random = Random(5)  # noqa: S311
     with node(tmp_path, 32, seed=5) as (agent, churn):
         for number in range(max(KILLS // 5, len(DAMAGES))):
@@ -167,7 +168,7 @@ def test_killed_agent_without_checkpoint_rebuilds_from_containers(tmp_path: Path
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """The ledger is rebuilt from running containers, none is moved, and the damaged file is kept."""
+    """If the checkpoint is damaged, the agent keeps the file, rebuilds the ledger from running containers, and moves none."""
     with node(tmp_path, 32, seed=7) as (agent, churn):
         for _ in range(40):
             churn.step()
@@ -185,7 +186,7 @@ def test_spoiled_checkpoint_is_rebuilt_from_what_runs(tmp_path: Path, damage: Ca
 
 
 def test_termination_leaves_containers_as_they_are(tmp_path: Path) -> None:
-    """SIGTERM ends the agent with exit code 0 and changes no container; the next agent writes nothing."""
+    """At SIGTERM the agent exits with code 0 and changes no container, and the next agent writes nothing."""
     with node(tmp_path, 16, seed=3) as (agent, churn):
         for _ in range(8):
             churn.step()
@@ -199,7 +200,7 @@ def test_termination_leaves_containers_as_they_are(tmp_path: Path) -> None:
 
 
 def test_second_agent_is_refused(tmp_path: Path) -> None:
-    """A second agent on a node exits with the reason, and the first keeps working."""
+    """A second agent on a node exits with the reason, and the first one continues."""
     with node(tmp_path, 16, seed=3) as (agent, churn):
         second = AgentProcess(tmp_path)
         second.start()

@@ -1,4 +1,4 @@
-"""Containers that start between two passes, or before the runtime reports it, on an in-memory node."""
+"""Containers that start between two passes, or whose start the runtime reports late, on an in-memory node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = Wish("2", policy="exclusive")  # gets the core 1,5 of FLAT, where 0,4 is r
 
 
 def test_container_without_a_reported_start_is_moved_by_its_cgroup(node: FakeNode) -> None:
-    """If the runtime dies before it reports a start, the container is moved through its cgroup."""
+    """If the runtime dies before it reports a start, the agent moves the container through its cgroup."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)

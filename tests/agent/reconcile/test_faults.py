@@ -1,4 +1,4 @@
-"""Under any sequence of faults no container gets CPUs that another owns, and the node converges."""
+"""After any sequence of faults no container runs on CPUs of another, and the node reaches the planned state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FaultyNode(RuleBasedStateMachine):
         self.node.cgroups.write = self.checked_write  # type: ignore[method-assign]
 
     def teardown(self) -> None:
-        """Remove all faults and check that the node converges."""
+        """Remove all faults and check that the node reaches the planned state."""
         if hasattr(self, "node"):
             self.node.runtime.down = False
             self.node.runtime.errors.clear()
@@ -61,7 +61,7 @@ class FaultyNode(RuleBasedStateMachine):
         return saved.ledger if saved else Ledger()
 
     def checked_write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
-        """Check that the write lets no container onto CPUs that another one owns, then write."""
+        """Check that the write adds no CPU that another container owns, then write."""
         ledger = self.ledger()
         by_cgroup = {
             container.cgroup: Owner(container.pod_uid, container.name)
@@ -76,12 +76,12 @@ class FaultyNode(RuleBasedStateMachine):
             if held and held.is_exclusive:
                 assert gains.isdisjoint(theirs & held.footprint), f"{cgroup} is let onto {other}"
             comes = gains and me and me.is_exclusive and cpus == me.cpus
-            if me and comes and not self.had(me.owner, cpus):  # without gains it had them before
+            if me and comes and not self.had(me.owner, cpus):  # CPUs that the container gains by this write
                 assert theirs.isdisjoint(me.footprint), f"{cgroup} comes while {other} is there"
         self.write(cgroup, cpus, before)
 
     def had(self, owner: Owner, cpus: CPUSet) -> bool:
-        """Return whether a container held these CPUs before this pass."""
+        """Return whether a container had these CPUs before this pass."""
         before = self.before.of(owner)
         return before is not None and cpus <= before.cpus
 
@@ -104,7 +104,7 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(uid=consumes(uids), force=st.booleans())
     def remove(self, uid: str, force: bool) -> None:
-        """Delete a pod from the API; with force its containers keep running."""
+        """Delete a pod from the API; with `force` its containers continue to run."""
         self.node.documents.pop(uid, None)
         for number, container in list(self.node.containers.items()):
             if container.pod_uid == uid and not force:
@@ -112,14 +112,14 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(lost=st.booleans())
     def begin(self, lost: bool) -> None:
-        """Start every created container, with the cpuset it was sent or without."""
+        """Start every created container, with the cpuset that the runtime was sent, or with none."""
         for number, container in list(self.node.containers.items()):
             if container.state is State.CREATED:
                 self.node.begin(number, lost=lost)
 
     @rule(pick=st.integers(0, 20), foreign=st.sampled_from(["0", "0-3", "1-2"]))
     def rewrite(self, pick: int, foreign: str) -> None:
-        """Write a cpuset of a shared container as another program would."""
+        """Write the cpuset of a shared container, as another program would."""
         sharers = [
             container.cgroup
             for container in self.node.containers.values()
@@ -140,7 +140,7 @@ class FaultyNode(RuleBasedStateMachine):
 
     @rule(updates=st.integers(0, 2), writes=st.integers(0, 2), down=st.booleans())
     def lose(self, updates: int, writes: int, down: bool) -> None:
-        """Lose the next updates and writes, and take the runtime down or up."""
+        """Lose the next updates and writes, and stop or start the runtime."""
         self.node.runtime.lost, self.node.cgroups.lost, self.node.runtime.down = updates, writes, down
 
     @rule(seconds=st.sampled_from([0.1, 1, 30, 700]))

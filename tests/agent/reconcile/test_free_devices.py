@@ -1,4 +1,4 @@
-"""Free devices in a pass, with the kubelet's preference among them."""
+"""The free devices of a node as a pass knows them, and which of them the kubelet would choose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NONE, STATIC = KubeletPolicy.NONE, KubeletPolicy.STATIC
 def test_how_the_kubelet_chooses(
     policy: str, memory: KubeletPolicy, *, binds: bool, is_lowest_first: bool
 ) -> None:
-    """The lowest NUMA node, where its topology manager aligns devices and nothing else."""
+    """The kubelet chooses devices of the lowest NUMA node first only if its topology manager aligns devices."""
     settings = Settings("node-1", NodeConfig(), memory_policy=memory, topology_manager=policy)
     config = NodeConfig(near_ignore=("*/kvm",), kubelet_binds_memory=binds)
     assert settings.free_devices(KINDS, config) == FreeDevices(KINDS, ("*/kvm",), is_lowest_first)
@@ -42,7 +42,7 @@ def test_how_the_kubelet_chooses(
 
 
 def test_a_state_has_the_free_devices(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are known when the pass ends; none without a kubelet."""
+    """A state has the free devices that are known at the end of the pass, or None without a kubelet."""
     assert node.run().free_devices is None
     monkeypatch.setattr(node.devices, "free", lambda: KINDS)
     assert node.run().free_devices == FreeDevices(KINDS)

@@ -1,4 +1,4 @@
-"""Cost of a pass in opened files: an edit that moves every container of a node opens one file for each."""
+"""Files that a pass opens: an edit that moves every container of a node opens one file for each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def opened() -> Iterator[Counter[Path]]:
 
 
 def noting(call: Any, counted: Counter[Path]) -> Any:
-    """Return an open function that records the path."""
+    """Return an `open` that records the path."""
 
     def noted(file: Any, *arguments: Any, **options: Any) -> Any:
         if isinstance(file, str | Path):
@@ -50,7 +50,7 @@ def noting(call: Any, counted: Counter[Path]) -> Any:
 
 
 class Node:
-    """A node of many containers whose cgroups are plain folders, where written CPUs are effective at once."""
+    """A node with many containers whose cgroups are plain directories, in which a written cpuset is effective at once."""
 
     def __init__(self, fake: FakeNode, root: Path, version: int) -> None:
         self.fake = fake
@@ -79,7 +79,7 @@ class Node:
         return [self.folder / cgroup[1:] / "cpuset.cpus" for cgroup in cgroups]
 
     async def opened(self) -> Counter[Path]:
-        """Run a pass; return the files of cgroups and of the agent's state that it opens."""
+        """Run a pass; return which files of cgroups and of the agent's state it opens."""
         with opened() as counted:
             await self.fake.agent.reconciler.run_pass()
         return Counter(
@@ -110,7 +110,7 @@ def test_move_of_every_container_opens_few_files(many: Node) -> None:
 
 
 def test_next_edit_opens_no_cpuset(many: Node) -> None:
-    """The next edit opens no cpuset file, because the files of the first write are still open."""
+    """The next edit opens no cpuset file, because the files stay open after the first write."""
     many.fake.add("p0", ONE_CPU)
     many.fake.run()
     many.fake.add("p0", SHARED)
@@ -122,12 +122,12 @@ def test_next_edit_opens_no_cpuset(many: Node) -> None:
 
 
 def test_pass_without_news_opens_no_file(many: Node) -> None:
-    """A pass without changes opens no file, because files that were read stay open."""
+    """A pass without changes opens no file, because files stay open after they were read."""
     assert many.fake.runner.run(many.opened()) == Counter()
 
 
 def test_sweep_opens_only_task_lists(many: Node) -> None:
-    """A sweep opens only the task list of each container; cpusets are read from open files."""
+    """A sweep opens only the task list of each container, and reads cpusets from files that are already open."""
     reconciler = many.fake.agent.reconciler
 
     with opened() as counted:
@@ -157,7 +157,7 @@ def test_pass_lists_once_and_reads_each_cpuset_twice(node: FakeNode) -> None:
 
     node.runner.run(node.agent.reconciler.run_pass())
 
-    reads_by_the_fake = CONTAINERS  # each write of the fake checks whether the cgroup exists
+    reads_by_the_fake = CONTAINERS  # for each write, the fake checks whether the cgroup exists
     assert calls == {"containers": 1, "_plan": 1, "read": 2 * CONTAINERS + reads_by_the_fake}
     assert Counter(cgroup for cgroup, _ in node.cgroups.writes) == Counter(
         one.cgroup for one in node.containers.values()

@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_originals_are_saved_until_forgotten(path: Path) -> None:
-    """Originals are on disk when `remember` returns; the file is deleted with the last of them."""
+    """`remember` returns after the originals are on disk; the file is deleted with the last original."""
     saved = Restorable(path, BOOT)
     saved.remember({"/a": "100000 100000", "/b": "50000 100000"})
     saved.forget(["/a", "/never"])
@@ -61,7 +61,7 @@ def later(boot: str = BOOT) -> bytes:
 def test_file_that_cannot_be_used_is_kept(
     path: Path, text: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file has the only copy of the originals, so it is not overwritten; the error is logged once, with the remedy."""
+    """An unusable file has the only copy of the originals, so it is kept; the error is logged once, with the remedy."""
     path.write_bytes(text)
     saved = checked(path)
     assert reason in saved.problem
@@ -74,7 +74,7 @@ def test_file_that_cannot_be_used_is_kept(
 
 
 def checked(path: Path) -> Restorable:
-    """Return originals that must be two numbers."""
+    """Return originals whose values must be two numbers."""
 
     def check(_: str, text: str) -> None:
         list(map(int, text.split()))
@@ -85,7 +85,7 @@ def checked(path: Path) -> Restorable:
 
 
 def test_unreadable_file_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the disk may pass."""
+    """A file that could not be read is read again, because a disk error may be temporary."""
     Restorable(path, BOOT).remember({"/a": "1 2"})
     with monkeypatch.context() as broken:
 
@@ -102,7 +102,7 @@ def test_unreadable_file_is_read_again(path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("text", [later("other"), later("other")[:40]])
 def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> None:
-    """The values of another boot have been reset by the kernel; a truncated file still names its boot."""
+    """An unusable file of another boot is dropped, because the kernel has reset its values."""
     path.write_bytes(text)
     saved = checked(path)
     assert saved.problem == ""
@@ -112,7 +112,7 @@ def test_unusable_file_of_another_boot_is_dropped(path: Path, text: bytes) -> No
 
 @pytest.mark.parametrize("text", [b"", b"\0" * 512, b'{"version": 1, "boo'])
 def test_file_that_a_power_failure_emptied_is_dropped(path: Path, text: bytes) -> None:
-    """An empty file names no boot, and was written before this boot, so the kernel has reset the values."""
+    """An empty file, as after a power failure, is dropped, because its values are from before this boot."""
     path.write_bytes(text)
     assert checked(path).problem
     os.utime(path, (0, 0))
@@ -133,12 +133,12 @@ def test_file_that_cannot_be_written_is_refused(path: Path) -> None:
 
 
 def value(path: Path) -> RestorableValue[int]:
-    """Return the record of an agent that starts: a number."""
+    """Return the record of a number, as an agent loads it at its start."""
     return RestorableValue(Restorable(path, BOOT), "count", int, str)
 
 
 def test_record_is_taken_over_until_it_is_dropped(path: Path) -> None:
-    """The next agent has the record that was saved last; without one nothing is left to undo."""
+    """The next agent loads a record until it is dropped."""
     first = value(path)
     assert (first.value, first.is_left) == (None, False)
     first.save(0)
@@ -149,7 +149,7 @@ def test_record_is_taken_over_until_it_is_dropped(path: Path) -> None:
 
 
 def test_record_that_cannot_be_read_may_be_left(path: Path) -> None:
-    """A record that cannot be read counts as one to restore and is read later; a record that was not saved does not."""
+    """If a record cannot be read, the agent assumes one to restore and reads it later; if none was saved, it does not."""
     path.write_bytes(b'{"version": 1, "bootID": "4f2c", "originals": {"count": "many"}}')
     record = value(path)
     for attempt in (record.read, lambda: record.save(1)):

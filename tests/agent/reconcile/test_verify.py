@@ -1,4 +1,4 @@
-"""Sweeps compare the tasks of containers with their CPUs, and widen a narrow first process once."""
+"""Sweeps compare the tasks of containers with their CPUs, and widen a first process that started on fewer CPUs once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
 
 
 def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
-    """The container's state has the reason until it has fewer cgroups, even if its tasks were counted before."""
+    """While a container has too many cgroups, it counts as not proven, with the reason."""
     owner, _ = pinned_pair(node)
     sweep(node)
     assert "proven" in states(container(node.run(), "a"))
@@ -56,7 +56,7 @@ def test_container_of_many_cgroups_is_not_proven(node: FakeNode) -> None:
 
 
 def test_drift_of_a_container_stays_known_where_its_tasks_are_read_no_more(node: FakeNode) -> None:
-    """A container that creates many cgroups does not hide what was seen: it drifts until a whole look finds no task outside."""
+    """A drifted container counts as drifted until all of its tasks were read, even if it creates too many cgroups."""
     owner, _ = pinned_pair(node)
     node.cgroups.strays[node.cgroup(owner)] = StrayTasks(outside=(13,))
     sweep(node)
@@ -76,7 +76,7 @@ def test_drift_of_a_container_stays_known_where_its_tasks_are_read_no_more(node:
 
 
 def test_slow_looks_leave_turns_to_other_work(node: FakeNode) -> None:
-    """A container may have a thousand cgroups, and a pod eight such containers: a sweep yields between them."""
+    """A sweep yields to other tasks after each container, because a container may have a thousand cgroups."""
     pinned_pair(node)
     now, before_look, turns = 0.0, list[int](), list[str]()
 
@@ -117,7 +117,7 @@ def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> No
     node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
     assert looks == [node.cgroup(number)]
 
-    node.add("b", TWO)  # it gets CPUs of its own, which all others leave
+    node.add("b", TWO)  # gets CPUs of its own, which all other containers leave
     node.run()
     looks.clear()
     node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
@@ -130,7 +130,7 @@ def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> No
 
 
 def look_between_sweeps(node: FakeNode) -> None:
-    """Compare the tasks of moved containers."""
+    """Compare the tasks of containers that were moved since the last sweep."""
     node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
 
 
@@ -148,7 +148,7 @@ def test_failed_comparison_is_repeated_before_the_next_sweep(node: FakeNode) -> 
 
 
 def refused(cgroup: str, _: object) -> StrayTasks:
-    """Raise as a kernel that does not list the tasks."""
+    """Raise, like a kernel that does not list the tasks."""
     raise Refused(f"{cgroup}: EIO")
 
 
@@ -165,7 +165,7 @@ def test_drifted_container_is_compared_after_each_pass(node: FakeNode) -> None:
 
 
 def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode) -> None:
-    """A container that was moved away and back must be compared again."""
+    """A container that was moved away from its CPUs and back must be compared again."""
     owner, _ = pinned_pair(node)
     look_between_sweeps(node)
     record = node.agent.reconciler.observer.records[owner]
@@ -177,7 +177,7 @@ def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode
 
 
 def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
-    """A narrow first process is widened at the first comparison only, because later it narrowed itself."""
+    """A first process on fewer CPUs is widened only at the first comparison, because later it restricted itself."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")
@@ -195,7 +195,7 @@ def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> N
 
 
 def test_first_process_is_not_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
-    """A first process is not widened while the cpuset of its container is wrong."""
+    """A first process is not widened while its container's cpuset is wrong."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")

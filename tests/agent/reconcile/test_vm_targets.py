@@ -1,4 +1,4 @@
-"""Target CPUs of virtual machines, where the agent allocates and where the kubelet does."""
+"""Target CPUs of virtual machines, on nodes where the agent or the kubelet allocates CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SANDBOX = RuntimeSandbox("s-k", "k", "test", "pod-k", "kata-qemu", 300, "/kubepo
 
 
 def launcher(state: State = State.RUNNING, name: str = "compute", *, in_vm: bool = False) -> RuntimeContainer:
-    """Return a container of pod v."""
+    """Return a container of launcher pod v."""
     return RuntimeContainer("id-v", "v", "test", "pod-v", name, state, 200, "/kubepods/v/id-v", in_vm)
 
 
@@ -50,7 +50,7 @@ def record(target: VMTarget = NO_TARGET) -> MachineRecord:
 
 
 def test_launcher_target_is_the_cpus_of_its_container() -> None:
-    """A launcher's target is the CPUs of its running compute container, also when its pod left the API."""
+    """The target of a launcher is the CPUs of its running compute container, also after its pod was deleted."""
     made = planned()
     held = made.ledger.of(Owner("v", "compute"))
     assert held
@@ -63,7 +63,7 @@ def test_launcher_target_is_the_cpus_of_its_container() -> None:
 
 
 def test_sandbox_keeps_its_last_target_until_its_move_is_done() -> None:
-    """A sandbox whose move is not done keeps its last target: others have not left the new CPUs yet."""
+    """While the move of a sandbox is pending it keeps its last target, because others have not left the new CPUs yet."""
     made = planned(sandboxes=(SeenSandbox("s-k", "k", FLAT.online),))
     held = made.ledger.of(Owner("k", "c0"))
     assert held
@@ -76,13 +76,13 @@ def test_sandbox_keeps_its_last_target_until_its_move_is_done() -> None:
 
 
 def observed(held: dict[Owner, HeldCPUs], policy: VMThreadsPolicy = UNION) -> dict[VMPlace, VMTarget]:
-    """Return the targets where the kubelet allocated these CPUs."""
+    """Return the targets if the kubelet has allocated these CPUs."""
     containers = [launcher(), inside("a"), inside("b"), inside("old", State.EXITED)]
     return observed_targets(containers, [LAUNCHED], [record()], held, policy)
 
 
 def test_launcher_target_is_its_cpus_of_the_kubelet() -> None:
-    """A launcher's target is its exclusive CPUs, or a cpuset of the requested size, never shared CPUs."""
+    """The target of a launcher is its exclusive CPUs, or a cpuset of the requested size, but never shared CPUs."""
     owner = Owner("v", "compute")
 
     for word in (True, None):
@@ -92,7 +92,7 @@ def test_launcher_target_is_its_cpus_of_the_kubelet() -> None:
 
 
 def test_sandbox_target_is_the_kubelets_cpus_of_its_containers() -> None:
-    """A sandbox's target is the CPUs that its containers own; shared containers add CPUs only by policy."""
+    """The target of a sandbox is the CPUs that its containers own; shared containers add CPUs only by policy."""
     a, b, old = (Owner("k", name) for name in ("a", "b", "old"))
     place, beside = place_of(SANDBOX), HeldCPUs(OTHERS, False)
 
@@ -104,7 +104,7 @@ def test_sandbox_target_is_the_kubelets_cpus_of_its_containers() -> None:
 
 
 def test_sandbox_with_cpus_of_unknown_owner_is_only_confined() -> None:
-    """If the kubelet does not say whether CPUs are exclusive, the target has a reason and pins no vCPU."""
+    """If the kubelet does not report which CPUs are exclusive, the sandbox is only confined, and its vCPUs are not pinned."""
     held = {Owner("k", "a"): HeldCPUs(PAIR, None), Owner("k", "b"): HeldCPUs(CPUSet([2]), True)}
     cpus = CPUSet.parse("1-2,5")
 

@@ -1,4 +1,4 @@
-"""Threads of virtual machines are pinned by passes, polls and sweeps, and read back."""
+"""Passes, polls and sweeps pin the threads of virtual machines and read the affinities back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class KubeletAsked:
-    """A kubelet that returns nothing and records the requested containers (interface `ObservedCPUs`)."""
+    """A kubelet that reports no CPUs and records for which containers it was called (interface `ObservedCPUs`)."""
 
     ids: list[list[str]] = field(default_factory=list)
 
@@ -53,7 +53,7 @@ def test_launchers_threads_are_pinned_inside_its_cpus(node: FakeNode) -> None:
 
 
 def test_libvirts_pins_are_left_alone(node: FakeNode) -> None:
-    """Pins one to one inside the container's CPUs, such as libvirt's, are not changed."""
+    """Affinities within the container's CPUs with one vCPU on each, such as libvirt's, are not changed."""
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
     number = launched(node, vm)
@@ -63,7 +63,7 @@ def test_libvirts_pins_are_left_alone(node: FakeNode) -> None:
 
 
 def test_new_machine_is_polled_often_and_pinned_after_a_grace_period(node: FakeNode) -> None:
-    """A new machine is polled every second and pinned after 30 seconds if its guest does not run yet."""
+    """A new machine is polled every second, and pinned after 30 seconds if its guest does not run by then."""
     vm = machine(4, node.topology.online)
     vm.seconds, vm.has_run = 0.0, False
     number = launched(node, vm)
@@ -94,7 +94,7 @@ def test_machine_that_starts_late_is_polled_every_second(node: FakeNode) -> None
 
 
 def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
-    """A poll reads a virtual machine only when its number of threads changed."""
+    """A poll reads a virtual machine only if its number of threads changed."""
     number = launched(node)
     node.add("w", FOUR, vm=True)
     node.run()
@@ -104,13 +104,13 @@ def test_new_threads_are_found_by_their_number(node: FakeNode) -> None:
 
     vm = node.vms.machines[number]
     vm.others[Role.WORKER].append(node.topology.online)
-    assert not poll(node)  # nothing to publish
+    assert not poll(node)  # the state does not change
     assert node.vms.reads[number] == before + 1
     assert vm.all_cpus()["1-2,5-6"] == 4
 
 
 def test_thread_that_comes_during_a_look_is_found_by_the_next_poll(node: FakeNode) -> None:
-    """A thread created during a look is found by the next poll, which compares with the earlier count."""
+    """A thread that is created during a read is found by the next poll, which compares with the earlier count."""
     number = launched(node)
     vm = node.vms.machines[number]
     pin = node.vms.pin
@@ -130,7 +130,7 @@ def test_thread_that_comes_during_a_look_is_found_by_the_next_poll(node: FakeNod
 
 
 def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
-    """Two seconds after a vCPU hotplug the vCPUs are pinned in their order, also with gaps in the indexes."""
+    """Two seconds after a vCPU hotplug the vCPUs are pinned in the order of their indexes, which may have gaps."""
     vm = machine(2, node.topology.online)
     number = launched(node, vm)
     assert pins(node, number) == ["1", "5"]
@@ -144,7 +144,7 @@ def test_added_vcpu_is_pinned_by_rank(node: FakeNode) -> None:
 
 
 def test_erased_pins_are_restored_by_the_next_pass(node: FakeNode) -> None:
-    """The next pass restores vCPU pins that the kernel erased on a cpuset write."""
+    """If the kernel resets vCPU affinities on a cpuset write, the next pass restores them."""
     vm = machine(4, node.topology.online)
     vm.vcpus = [CPUSet([cpu]) for cpu in (6, 5, 2, 1)]
     number = launched(node, vm)
@@ -174,7 +174,7 @@ def test_sweep_reads_every_thread(node: FakeNode) -> None:
 
 
 def test_vcpu_that_another_program_moves_is_restored_by_the_next_poll(node: FakeNode) -> None:
-    """A poll reads the affinity of vCPUs, so it restores one that another program moved with taskset."""
+    """Polls read the affinities of vCPUs, so they restore a vCPU that another program moved with taskset."""
     number = launched(node)
     poll = node.agent.reconciler.vms.poll
     reads = node.vms.reads[number]
@@ -206,7 +206,7 @@ def test_machine_with_many_threads_is_read_at_a_limited_rate(node: FakeNode, doe
 
 
 def stir(vm: FakeVM, does: str, times: int) -> None:
-    """Change threads or affinities so that the agent reads the machine, and undo it the next time."""
+    """Change threads or affinities so that the agent reads the machine; the next call reverts the change."""
     listed = vm.vcpus if does == "make vCPUs" else vm.others[Role.WORKER]
     if does == "move vCPUs":
         vm.vcpus[times % 4] = CPUSet.parse("0")
@@ -217,7 +217,7 @@ def stir(vm: FakeVM, does: str, times: int) -> None:
 
 
 def test_machine_that_rests_follows_a_new_target(node: FakeNode) -> None:
-    """The rate limit does not delay a new target: threads leave a lost CPU in the same pass."""
+    """The rate limit on reads does not delay a new target: threads leave a lost CPU in the same pass."""
     number = launched(node, machine(4, node.topology.online, worker=8_000))
     node.topology = node.topology.with_online(CPUSet.parse("0-4,6-7"))
     node.run()
@@ -266,7 +266,7 @@ def test_running_machine_moves_only_when_a_cpu_goes_offline(node: FakeNode) -> N
 
 @pytest.mark.parametrize("cpus", ["", "3"])
 def test_refused_thread_moves_are_in_the_state(node: FakeNode, cpus: str) -> None:
-    """Threads that cannot be moved and a cgroup with other CPUs are in the state; the pass does not fail."""
+    """The state has threads that cannot be moved, and a cgroup with other CPUs; the pass does not fail."""
     vm = machine(2, node.topology.online, worker=1)
     vm.refuses = {Role.WORKER}
     number = launched(node, vm)
@@ -293,7 +293,7 @@ def test_machine_whose_pod_left_the_api_stays_pinned(node: FakeNode) -> None:
 
 
 def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
-    """The state and the pins of a virtual machine that exits are dropped."""
+    """When a virtual machine exits, its state and its pins are dropped."""
     number = launched(node)
     del node.vms.machines[number]
     assert poll(node)
@@ -305,7 +305,7 @@ def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
 
 
 def test_launcher_without_cpus_is_not_read(node: FakeNode) -> None:
-    """A launcher without CPUs of its own is not read, because its cgroup confines it."""
+    """A launcher without CPUs of its own is not read, because its cgroup restricts it."""
     node.add("v", Wish("500m"), vm=True)
     number = node.start("v", "compute")
     node.vms.machines[number] = machine(1, node.topology.online)
@@ -335,7 +335,7 @@ def test_observing_agent_pins_inside_the_kubelets_cpus(node: FakeNode) -> None:
 
 
 def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
-    """Reset gives the container every CPU and leaves the vCPU pins, which libvirt relies on."""
+    """A reset gives the container all CPUs and does not change the vCPU affinities, on which libvirt relies."""
     number = launched(node)
 
     async def reset() -> None:
@@ -349,7 +349,7 @@ def test_reset_leaves_the_pins_of_a_running_machine(node: FakeNode) -> None:
 
 
 def test_kubelet_is_asked_only_about_virtual_machines(node: FakeNode) -> None:
-    """An observing agent asks the kubelet only about containers with virtual machines."""
+    """An observing agent calls the kubelet only for containers with virtual machines."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.kubelet = asked = KubeletAsked()
     node.new_agent()
@@ -365,7 +365,7 @@ def test_kubelet_is_asked_only_about_virtual_machines(node: FakeNode) -> None:
 
 
 def test_state_of_an_unchanged_machine_is_not_published_again(node: FakeNode) -> None:
-    """A sweep without changes keeps the time of the first reading, so the state stays equal."""
+    """A sweep without changes keeps the time of the first read, so that the state stays equal."""
     launched(node)
     before = state_of(node)
     node.time.now += 100

@@ -29,7 +29,7 @@ def claiming() -> Any:
 
 
 def test_status_names_the_claims_of_a_container() -> None:
-    """The annotation and the socket say the same."""
+    """The annotation and the socket list the same claims of a container."""
     state = state_of(claiming(), bound("web", annotations=EXCLUSIVE), ledger=Ledger().grant(GRANT))
     solver, web = sorted(state.pods, key=lambda pod: pod.name)
     text = pod_status(solver, None) or ""
@@ -43,7 +43,7 @@ def test_status_names_the_claims_of_a_container() -> None:
 
 
 def test_names_of_claims_are_bounded() -> None:
-    """Tenants choose number and length of the names, and the annotation has the size of every container's."""
+    """The number and length of claim names in the annotation are limited, because tenants choose them."""
     pod, names = claiming(), [f"{at}-" + "x" * 250 for at in range(6)]
     pod["spec"]["resourceClaims"] = [
         {"name": f"c{at}", "resourceClaimName": it} for at, it in enumerate(names)
@@ -68,7 +68,7 @@ def reported(times: ClaimTimes, before: str | None, **more: Any) -> str | None:
 
 
 def test_claim_that_the_kubelet_does_not_ask_for_is_reported_with_each_try() -> None:
-    """A new value makes the kubelet try at once; before the first try nothing is written."""
+    """Each reminder for an unprepared claim changes the annotation, so that the kubelet syncs the pod."""
     since = "2026-11-20T10:00:00Z"
     assert reported(ClaimTimes(since=since), None) is None
     first = reported(ClaimTimes(since=since, tries=1), None) or ""
@@ -78,7 +78,7 @@ def test_claim_that_the_kubelet_does_not_ask_for_is_reported_with_each_try() -> 
 
 
 def test_time_of_prepare_stays_over_a_restart_of_the_agent() -> None:
-    """The new agent does not know it, and so does not change the annotation."""
+    """The time of Prepare in the annotation stays over a restart of the agent, which does not know it."""
     prepared = "2026-11-20T10:00:00Z"
     before = reported(ClaimTimes(prepared=prepared), "{}")
     assert decode(PodStatus, before or "").claims[0].prepared == prepared
@@ -88,7 +88,7 @@ def test_time_of_prepare_stays_over_a_restart_of_the_agent() -> None:
 
 
 def test_pod_whose_containers_do_not_name_its_claim_is_reported() -> None:
-    """The claim holds CPUs that no container has."""
+    """A claim that no container of its pod names is reported with its CPUs."""
     pod = claiming()
     pod["spec"]["containers"][0]["resources"] = {}
     (solver,) = state_of(pod, ledger=Ledger().grant(GRANT)).pods

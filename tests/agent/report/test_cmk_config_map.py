@@ -146,7 +146,7 @@ def test_reset_of_a_deleted_config_map_is_no_error() -> None:
 
 
 def test_config_map_that_others_delete_or_change_comes_back() -> None:
-    """The same pools are written again after five minutes, and not before, however many states come in between."""
+    """A ConfigMap that another program deletes or changes is written again after five minutes, and not before."""
     server, now = FakeApiServer(), [next_turn("node-1", 0, AGAIN_SECONDS)]
 
     async def act(api: Api) -> None:

@@ -38,7 +38,7 @@ def published(server: FakeApiServer, *states: NodeState, reset: bool = False) ->
 
 @pytest.mark.parametrize(("is_raced", "more"), [(False, 0), (True, 1)])
 def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) -> None:
-    """Both reports get our content, also if another client created them, once the state is complete."""
+    """Both reports get the agent's content once the state is complete, even if another client created them."""
     server = FakeApiServer(is_raced=is_raced)
     published(server, state_of(complete=False), state_of())
     assert [call.method for call in server.calls] == [*(["PATCH", "POST"] + ["PATCH"] * more)] * 2
@@ -68,7 +68,7 @@ def test_reset_empties_both_reports() -> None:
 
 
 def test_reports_that_others_delete_come_back() -> None:
-    """Both are written again after five minutes, and not before."""
+    """Reports that another program deletes are written again after five minutes, and not before."""
     begun = next_turn("node-1.test", 0, AGAIN_SECONDS)
     server, now = FakeApiServer(), [begun]
 

@@ -229,7 +229,7 @@ def test_the_pools_annotation_names_every_set_and_owner() -> None:
 
 
 def test_owners_of_few_pods_leave_room_for_the_rest_of_the_node() -> None:
-    """Four pods of one CPU with 199 init containers each would have the API server refuse every write of the Node."""
+    """The number of owners in the annotation is limited, because the API server refuses too large Nodes."""
     inits = [container(f"{number:03}{'c' * 60}", 1) for number in range(199)]
     share = {"cpu-manager.corepin.io/pod": "share"}
     crowd = [
@@ -247,7 +247,7 @@ def test_owners_of_few_pods_leave_room_for_the_rest_of_the_node() -> None:
 
 
 def test_namespaces_with_the_most_owners_lose_some() -> None:
-    """A namespace with few keeps all of them, and no namespace loses all."""
+    """Above the limit, namespaces with the most owners lose some, and no namespace loses all."""
     owner = Owner(policy="exclusive", cpus="1")
     names = [
         *(f"a/{number:03}/c" for number in range(100)),
@@ -392,7 +392,7 @@ def test_transition_time_changes_only_with_the_status() -> None:
 
 
 def test_condition_about_noise_ends_with_the_feature() -> None:
-    """A node on which interrupts are not moved any more keeps no word about it."""
+    """When the moving of interrupts is switched off, its condition is removed from the node."""
     noise = {
         "type": NOISE_CONDITION,
         "status": "True",
@@ -408,7 +408,7 @@ def test_condition_about_noise_ends_with_the_feature() -> None:
 
 
 def test_condition_about_noise_names_what_is_changed_back() -> None:
-    """Masks and bounds have another reason than interrupts."""
+    """The condition's reason distinguishes kernel settings from interrupts that were moved back."""
     part = QuietPart(QuietWord.WORKQUEUES, "another program", ("the mask of workqueue scsi",))
     for result, reason in (
         (QuietResult(parts=(part,)), "KernelSettingsChangedBack"),

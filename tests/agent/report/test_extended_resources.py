@@ -140,7 +140,7 @@ def budgeted(*containers: Any, words: Mapping[str, str] = ISOLATE) -> Pod:
     ],
 )
 def test_the_parts_of_a_budget_are_counted_together(pods: list[Pod], resource: str) -> None:
-    """What is free stays offered, whichever container requests the count of the pool."""
+    """Free cores stay published, whichever container of a pod with a budget requests the pool's count."""
     machine = smt_machine(8)
     state = state_of(machine=machine, ledger=Ledger())
     for pod in pods:

@@ -32,7 +32,7 @@ ORDERS = pytest.mark.parametrize("pods", [(VICTIM, fake("victim")), (fake("victi
 
 @ORDERS
 def test_the_victim_keeps_its_claims(pods: tuple[Pod, Pod]) -> None:
-    """Both pods are seen under their own uid and name."""
+    """A pod that claims to be the mirror of another changes nothing: each pod is known by its own uid and name."""
     assert {pod.uid: pod.name for pod in state_of(*pods).pods} == {"victim": "victim", "fake": "fake"}
 
 

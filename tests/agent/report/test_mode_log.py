@@ -71,7 +71,7 @@ def test_start_path_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) 
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Each refusal is logged once as a warning, and again after it was gone."""
+    """Each refusal is logged once as a warning, and again if it returns."""
     wrong = bound("a", annotations={"qos.gocrane.io/cpu-manager": "exlusive"})
     large = bound("b", container("main", 99), annotations=EXCLUSIVE)
     states = (state_of(wrong), state_of(wrong), state_of(wrong, large), state_of(), state_of(wrong))

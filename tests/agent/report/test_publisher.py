@@ -59,7 +59,7 @@ def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
 
 
 def test_published_state_is_not_published_again() -> None:
-    """Without a failure there is no retry."""
+    """A state that was published without a failure is not published again."""
     assert waits() == []
 
 

@@ -140,7 +140,7 @@ def test_all_pods_are_written_after_the_server_recovers() -> None:
 
 @pytest.mark.parametrize("code", [403, 422, 500])
 def test_reset_goes_on_after_a_pod_that_is_refused(code: int) -> None:
-    """A webhook of one tenant keeps the annotation of its own pod, and uninstalling says that some is left."""
+    """A reset continues after a pod whose patch is refused, and reports that an annotation is left."""
     pods = [bound(name, annotations={STATUS_CPUS: "{}"}) for name in "abc"]
     server = FakeApiServer.with_pods(*pods)
     server.refused = {"a": httpx.Response(code)}

@@ -59,7 +59,7 @@ class GateOff:
 def test_driver_that_offers_the_same_cpus_is_recognised(
     caplog: pytest.LogCaptureFixture, driver: str, device: dict[str, Any], offers_cpus: bool
 ) -> None:
-    """Beside one nothing is published, because both would give the CPUs away; upstream's may publish no amounts."""
+    """No slice is published beside another driver of the same CPUs, because both would allocate them."""
     there = {"metadata": {"name": "s"}, "spec": {"driver": driver, "devices": [{"name": "d", **device}]}}
     report: Any = SliceReport(None, "node-1")  # type: ignore[arg-type]
     report._slices = SimpleNamespace(items={"s": msgspec.convert(there, Slice)}, complete=True)
@@ -132,7 +132,10 @@ def reporting(api: Filling, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise the slice would be written once a second for ever. Changes by another writer are still corrected."""
+    """A slice with a field that the API server sets counts as equal, because it would be rewritten each second.
+
+    Changes by another writer are still corrected.
+    """
     api = Filling()
     report = reporting(api, monkeypatch)
 
@@ -154,7 +157,7 @@ def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
 
 
 def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slice names the new Node as its owner: with the uid of the deleted Node it would be deleted again and again."""
+    """After the Node was recreated the slice has the new Node as owner, so that it is not garbage collected."""
     api = Filling()
     report = reporting(api, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Agents that start together write what is unchanged one after the other."""
+"""Agents that start together write unchanged objects at different times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.report.turns import next_turn
 
 
 def test_turns_of_nodes_that_start_together_are_spread() -> None:
-    """Of 3,000 nodes no more than 2 % write in the same one of 100 parts of the interval."""
+    """Of 3,000 nodes that start together at most 2 % write in the same hundredth of the interval."""
     times = [next_turn(f"node-{number}.example", 1234.5, 300.0) for number in range(3000)]
     parts = Counter(int((time - 1234.5) / 3) for time in times)
     assert all(1235.5 <= time < 1535.5 for time in times)
@@ -17,7 +17,7 @@ def test_turns_of_nodes_that_start_together_are_spread() -> None:
 
 
 def test_a_node_has_one_turn_in_each_interval() -> None:
-    """It stays at its time, whenever its agent started or wrote in between."""
+    """A node has one fixed time in each interval, whenever its agent started or wrote."""
     first = next_turn("node-1", 7.0, 300.0)
     assert next_turn("node-1", first - 1.0, 300.0) == first
     times = [first]

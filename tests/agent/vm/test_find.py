@@ -61,7 +61,7 @@ def test_vmms_are_recognized_by_their_programs(program: str, kind: Kind) -> None
 
 @pytest.mark.parametrize("below", ["", "/housekeeping"])
 def test_kubevirts_guest_is_found_in_the_container(host: FakeHost, below: str) -> None:
-    """It is the QEMU with a named guest in the container's cgroup, not libvirt's probe or another pod's."""
+    """KubeVirt's guest is the QEMU with a named guest in the container's cgroup, not libvirt's probe."""
     host.process(40, ["/usr/bin/virt-launcher", "--qemu-timeout", "240s"])
     host.process(
         41, [QEMU, "-S", "-no-user-config", "-nodefaults", "-nographic", "-machine", "none,accel=kvm:tcg"]
@@ -178,7 +178,7 @@ def test_dragonball_is_found_in_the_shim_process(host: FakeHost, pid: int) -> No
 
 @pytest.mark.parametrize("kind", ["stratovirt", "openvmm", "crosvm", "cloud-hypervisor", "firecracker"])
 def test_vmm_is_found_without_a_pid(host: FakeHost, kind: Kind) -> None:
-    """It is the parent VMM in the sandbox's cgroup, not a child that runs a device."""
+    """Without a pid the VMM is the parent process in the sandbox's cgroup, not a child that runs a device."""
     host.process(980, [f"/usr/bin/{kind}", "run"])
     host.process(981, [f"/usr/bin/{kind}", "run"], parent=980)
     host.cgroup("/kubepods/pod1/kata_0123abcd", [980, 981])

@@ -15,7 +15,7 @@ COMPUTE = "/kubepods/pod1/compute"
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_housekeeping_has_cpus_and_tasks(tmp_path: Path, version: int) -> None:
-    """It has the emulator's CPUs and tasks, and is None for a VM without isolation."""
+    """`read_housekeeping` returns the emulator's CPUs and tasks, and None for a VM without an isolated emulator."""
     host = FakeHost(tmp_path / "host", version)
     assert host.roots.hierarchy
     host.cgroup(COMPUTE, [304], [308, 309])

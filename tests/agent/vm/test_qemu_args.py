@@ -24,7 +24,7 @@ def shape(*arguments: str) -> GuestShape | None:
         ("-smp cpus=4", (4, 4, 1, 4)),
         ("-smp 0x4", (4, 4, 1, 4)),
         ("-smp 2,maxcpus=8,sockets=4,cores=2,threads=1", (2, 2, 1, 8)),  # KubeVirt with maxSockets
-        ("-smp 4,sockets=1,dies=1,clusters=1,cores=2,threads=2", (4, 2, 2, 4)),  # libvirt today
+        ("-smp 4,sockets=1,dies=1,clusters=1,cores=2,threads=2", (4, 2, 2, 4)),  # current libvirt
         ("-smp 1,cores=1,threads=1,sockets=240,maxcpus=240", (1, 1, 1, 240)),  # Kata
         ("-smp 16,sockets=2,dies=2,cores=2,threads=2", (16, 4, 2, 16)),
         ("-smp 8,threads=2", (8, 4, 2, 8)),

@@ -82,7 +82,7 @@ def test_an_impossible_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_reset_passes_over_what_a_container_put_in_place_of_the_socket(tmp_path: Path) -> None:
-    """Containers may write to the directory; a folder there must not keep the agent from giving CPUs back."""
+    """A reset ignores a folder that a container created in place of the socket."""
     scene = Scene(tmp_path)
     (tmp_path / "install" / NAME / "full").mkdir(parents=True)
     scene.keeper.reset()

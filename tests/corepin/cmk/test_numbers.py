@@ -42,7 +42,7 @@ def test_without_numbers_what_is_installed_stays() -> None:
 
 
 def test_other_numbers_for_some_nodes_are_a_group() -> None:
-    """The nodes that are not named keep theirs; the rest of the configuration is that of the node before."""
+    """Numbers for some nodes make a group, which copies the rest of their configuration; other nodes keep theirs."""
     planned = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
     name = "exclusive-6-shared-1"
     assert planned.groups == {"a": name}
@@ -52,7 +52,7 @@ def test_other_numbers_for_some_nodes_are_a_group() -> None:
 
 
 def test_the_same_command_again_changes_nothing() -> None:
-    """A repeated command changes nothing; numbers for all nodes put a node back into their key."""
+    """A repeated command changes nothing; numbers for all nodes return a node from its group to the default key."""
     first = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
     again = plan_numbers(SIX, first.keys, SHIPPED, {**first.groups, "b": ""})
     assert again.keys == first.keys
@@ -97,7 +97,7 @@ def test_a_named_group_is_made_and_changed() -> None:
 
 
 def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
-    """Numbers for all hosts leave groups as they are."""
+    """Numbers for all hosts do not change groups."""
     keys = {"config.yaml": "pools: dynamic", "config.big.yaml": SHIPPED}
     planned = plan_numbers(Wanted(SIX.numbers, is_for_all=True), keys, SHIPPED, {"a": "", "b": "big"})
     assert (pools(planned.keys), planned.groups) == ((6, 1), {"a": "", "b": "big"})
@@ -136,7 +136,7 @@ def node(**annotations: str) -> Any:
 
 
 def test_numbers_are_checked_against_a_known_node() -> None:
-    """Four cores do not hold six; a reserve that the kubelet named counts, and what was never reported is not known."""
+    """Six cores do not fit on four; a reserve of the kubelet counts; a machine that no agent reported is not known."""
     topology = topology_text(state_of())
     cores = len(MACHINE.cores)
     keys = {

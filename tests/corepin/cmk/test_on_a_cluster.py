@@ -110,7 +110,7 @@ def test_a_node_that_is_not_there_is_refused_before_anything_is_done(
 def test_fields_of_others_are_taken_over_when_that_is_asked_for(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As with kubectl: a change by hand is a conflict, found before anything is changed, and the flag decides it."""
+    """Fields changed by hand are conflicts, found before any write; a flag takes them over, as in kubectl."""
     assert init("--host-list=n1") == 0
     change = '{"spec": {"minReadySeconds": 3, "template": {"spec": {"terminationGracePeriodSeconds": 3}}}}'
     here.kubectl("-n", AGENTS, "patch", "daemonset", "corepin-agent", "--type=merge", "-p", change)
@@ -152,7 +152,7 @@ def edit(api: ApiServer, **data: str | None) -> None:
 def test_the_difference_is_shown_and_nothing_changed(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code says whether there is one, and a node of which nothing is known is warned of."""
+    """The diff's exit code says whether anything would change; an unknown node is a warning, and nothing is written."""
     assert init("--host-list=n1") == 0
     before = versions(here)
     capsys.readouterr()
@@ -203,7 +203,7 @@ def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str
 def test_numbers_that_a_known_node_cannot_hold_are_refused(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent of n1 has reported four cores: nothing is applied, for that node alone or for all of its group."""
+    """Numbers above the four cores that n1's agent reported are refused before any write, for n1 or its whole group."""
     assert init("--host-list=n1", "--cpu-group=small", "--num-exclusive-cores=1", "--num-shared-cores=0") == 0
     before = versions(here)
     for flags in (
@@ -293,7 +293,7 @@ def test_a_report_is_published_in_place(here: ApiServer, capsys: pytest.CaptureF
 
 
 def test_discover_says_what_is_missing(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A node with everything, one without the taint, and one of which nothing is known."""
+    """`discover` says what a node lacks: one is complete, one has no taint, and one is unknown."""
     assert main(["cmk", "discover"]) == 2
     assert "no node has the label cmk.intel.com/cmk-node=true" in capsys.readouterr().err
     here.kubectl("label", "node", "n1", "cmk.intel.com/cmk-node=true")

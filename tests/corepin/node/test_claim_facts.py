@@ -62,7 +62,7 @@ def test_cpus_without_amounts_count_for_upstreams_driver(
 
 
 def test_only_the_newest_generation_of_a_pool_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a driver replaces its slices the scheduler ignores those of the generation before."""
+    """Only slices of a pool's newest generation count, as in the scheduler."""
 
     def published(generation: int, count: str, pool: str = "n1") -> dict[str, Any]:
         named = {"name": pool, "generation": generation, "resourceSliceCount": 1}
@@ -75,7 +75,7 @@ def test_only_the_newest_generation_of_a_pool_counts(tmp_path: Path, monkeypatch
 
 
 def test_what_is_not_there_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders, sockets and the API group; without the node's name the cluster is not asked."""
+    """Missing folders, sockets and API groups are reported as facts; without a node name the cluster is not queried."""
     found = facts(tmp_path, {}, monkeypatch)
     folders = tuple(str(tmp_path / "k" / name) for name in ("plugins", "plugins_registry"))
     cluster = ClusterFacts(has_group=False)
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_a_fact(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_answers_that_cannot_be_read_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason is reported for slices, and not for device classes, which the agent's account may not read."""
+    """Unreadable slices are reported with the reason; device classes, which the agent may not read, are not."""
     found = facts(tmp_path, {SLICES: b"{"}, monkeypatch)
     assert found.silence.startswith("ResourceSlices: the API server's answer cannot be read")
     objects = {SLICES: {"items": []}, "/api/v1/nodes/n1": NODE, f"{GROUP}/deviceclasses/cpu.corepin.io": b"{"}

@@ -144,7 +144,7 @@ GOOD: dict[str, Any] = {
 def test_damaged_kubeconfig_is_an_error_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: Any
 ) -> None:
-    """The package that reads it raises whatever its content leads to."""
+    """A damaged kubeconfig is an error in one line, whichever exception its parser raises."""
     file = tmp_path / "config"
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     monkeypatch.setenv("KUBECONFIG", str(file))
@@ -157,7 +157,7 @@ def test_damaged_kubeconfig_is_an_error_in_one_line(
 def test_missing_kubeconfig_and_silent_server_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are values that the user has to look at, and neither need be the one that the user thinks of."""
+    """The error for a missing kubeconfig names its path, and for an unreachable API server its URL."""
     file = tmp_path / "config"
     monkeypatch.setenv("KUBECONFIG", str(file))
     assert main(["why", "web"]) == 2
@@ -173,7 +173,7 @@ def test_missing_kubeconfig_and_silent_server_are_named(
 def test_wrong_type_in_a_kubeconfig_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The words of Python alone would not say that it is about the file's content."""
+    """A value of the wrong type in a kubeconfig is an error that names the file."""
     (tmp_path / "config").write_text("hello world")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert main(["why", "web"]) == 2
@@ -183,7 +183,7 @@ def test_wrong_type_in_a_kubeconfig_is_named(
 def test_namespace_of_a_context_may_be_written_as_a_number(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """YAML reads it so, and it is a valid name."""
+    """A namespace that YAML reads as a number is used as the namespace's name."""
     contexts = [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": 5}}]
     (tmp_path / "config").write_text(json.dumps({**GOOD, "contexts": contexts}))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))

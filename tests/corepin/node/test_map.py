@@ -89,7 +89,7 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_cache_alignment_is_shown() -> None:
-    """The published sets say whether claims keep to caches; those of an earlier agent, or of one that observes, do not."""
+    """The map says that claims are aligned to caches if the agent publishes it, and otherwise nothing."""
     state = to_dict(replace(STATE, sets=replace(STATE.sets, align_uncore=True)))
     view = view_of_state(json.dumps(state).encode())
     assert view.caches == "claims get CPUs of one last-level cache where one has room (alignUncore)"
@@ -98,7 +98,7 @@ def test_cache_alignment_is_shown() -> None:
 
 
 def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The agent knows what is free, the node also what schedulers count; without the option nothing is said."""
+    """The map counts free CPUs beside devices, from a Node also as schedulers count them; without the option none."""
     free = replace(STATE, free_devices=FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}}))
     count = free.near_free["near.corepin.io/nvidia.com.gpu"]
     with agent_socket(tmp_path / "s", to_json(free)) as path:
@@ -277,7 +277,7 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_map_says_whether_interrupts_are_kept_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[str, object], shown: str
 ) -> None:
-    """Beside the container's CPUs; interrupts that another program moves back are troubles of the node."""
+    """The map shows whether interrupts are kept off a container's CPUs, and those that other programs move back."""
     state = to_dict(STATE)
     next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"].update(told)
     state["quiet"] = {"cpus": "1", "conflicts": ["25 (eth0)"]}
@@ -309,7 +309,7 @@ def test_map_says_whether_interrupts_are_kept_off(
 def test_execs_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], execs: dict[str, object], shown: str
 ) -> None:
-    """How many processes entered the container, and where they were put."""
+    """The map shows how many processes were executed in a container, and on which CPUs they were put."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web["execs"] = {"time": "2026-11-20T10:00:00Z", **execs}

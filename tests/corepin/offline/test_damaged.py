@@ -41,7 +41,7 @@ DECIDER = Decider(Settings(), BUILT_IN)
 
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
-    """Return an example in which some values are others, and some lines are gone or twice there."""
+    """Return an example with some values replaced, and some lines removed or repeated."""
     lines = draw(st.sampled_from(EXAMPLES)).splitlines()
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(lines) - 1))

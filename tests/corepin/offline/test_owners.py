@@ -64,7 +64,7 @@ def test_what_is_owned_counts_with_its_controller(
     names: list[str],
     owned: str,
 ) -> None:
-    """The same pods are planned once, by their outermost controller, and what is left out is named."""
+    """Pods, ReplicaSets and their controller are planned once, by the outermost one, and a note names the others."""
     events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == names

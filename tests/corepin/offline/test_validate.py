@@ -94,7 +94,7 @@ def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_template_that_names_a_device_may_require_cpus_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: str, warned: int
 ) -> None:
-    """The reader of templates keeps the limits of device plugins."""
+    """A device policy in a template has an effect only if the template's limits name a device."""
     document = f"""\
 apiVersion: apps/v1
 kind: Deployment
@@ -146,7 +146,7 @@ def test_every_entry_of_a_list_is_judged(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_causes_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Word for word what the validating webhook answers to the same object."""
+    """Causes equal those of the validating webhook for the same object, word for word."""
     ((_, pod),) = read_yaml(BAD_POD)
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     review = {
@@ -165,7 +165,7 @@ def test_causes_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_standard_input_and_files_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`-f -` may stand beside files."""
+    """`-f -` can be combined with files."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CONFIG_MAP.encode())))
 
     code, found = verdicts(capsys, "-f", written(tmp_path, POD), "-f", "-")

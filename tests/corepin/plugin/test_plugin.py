@@ -85,7 +85,7 @@ def pods_on(node: str, namespace: str = "corepin-agent") -> str:
 
 
 def controlled(name: str, *, uid: str = "u1", owner: str = "corepin-agent", **more: Any) -> dict[str, Any]:
-    """Return a pod that says to be controlled by a DaemonSet."""
+    """Return a pod whose owner reference names a DaemonSet."""
     reference = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": owner, "uid": uid, "controller": True}
     return {"metadata": {"name": name, "namespace": "corepin-agent", "ownerReferences": [reference | more]}}
 

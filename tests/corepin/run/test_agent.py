@@ -37,7 +37,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
-    """Without flags: the host's directories, the first usual CRI socket, the pod's service account."""
+    """The flags' defaults are the host's directories, the first usual CRI socket and the pod's service account."""
     found = config("--node", "n1")
     assert (found.runtime, found.runtime_endpoint, found.api, found.pods_dir) == ("cri", None, None, None)
     assert (found.state_dir, found.socket) == (Path("/var/lib/corepin"), Path("/run/corepin/agent.sock"))

@@ -42,7 +42,7 @@ def test_it_listens_on_loopback_only(capsys: pytest.CaptureFixture[str], host: s
 
 @pytest.mark.usefixtures("_kubeconfig")
 def test_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, no traceback."""
+    """A port that is taken is an error in one line, without a traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1:{port}" in failure(capsys, "--listen", f"127.0.0.1:{port}")

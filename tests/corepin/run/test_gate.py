@@ -112,7 +112,7 @@ def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
 
 
 def test_termination_message_is_printable(tmp_path: Path) -> None:
-    """`kubectl describe` prints it; a lone surrogate, which JSON can hold, has no bytes at all."""
+    """Control characters and lone surrogates, which JSON can hold, are escaped in the termination message."""
     swap(tmp_path, status(main=refusal("no \ud800 room \x1b[2J")))
     with waiting(tmp_path, "Always") as process:
         assert process.wait(SECONDS) == 1
@@ -151,7 +151,7 @@ def test_unwritable_termination_message_does_not_change_the_exit(tmp_path: Path)
 def test_policy_comes_by_the_webhooks_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The restart policy's variable in the contract is that of the flag; an unknown value is refused."""
+    """The flag reads the variable that the webhook sets, by the name in the contract; an unknown value is refused."""
     assert variable("--restart-policy") == GATE_RESTART_POLICY
     monkeypatch.setenv(GATE_RESTART_POLICY, "Sometimes")
     assert main(["gate", "--status", str(tmp_path / "cpus")]) == 2

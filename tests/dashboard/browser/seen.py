@@ -1,4 +1,4 @@
-"""The dashboard in a browser's tab, and what is read off it."""
+"""The dashboard in a browser's tab, with methods that read its page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seen:
     complaints: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Note whatever the browser complains of."""
+        """Record the browser's console messages, script errors and failed requests."""
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -66,6 +66,6 @@ class Seen:
         return dict(self.page.locator(".details .facts > div").evaluate_all(script))
 
     def picture(self, name: str) -> None:
-        """Keep what is seen."""
+        """Keep a screenshot."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

@@ -60,7 +60,7 @@ def measured(page: Page) -> tuple[dict[str, float], int]:
 
 @pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
 def test_every_text_can_be_read(seen: Seen) -> None:
-    """Cells of every use and hue, health of every kind, tables, notes and controls; light and dark."""
+    """Every text has enough contrast, light and dark: cells of all hues, health, tables, notes and controls."""
     owners = {f"team/hue-{at}/main": owner(str(at + 1), smt="isolate", idle=str(at + 33)) for at in range(12)}
     owners |= {f"team/share-{at}/main": owner(str(at + 13), policy="share") for at in range(12)}
     topology = MACHINE.with_online(MACHINE.online - type(MACHINE.online)([63]))

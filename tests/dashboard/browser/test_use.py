@@ -58,7 +58,7 @@ def tab_to(page: Page, wanted: str) -> None:
 
 
 def test_everything_is_reached_by_keyboard(used: Seen) -> None:
-    """From all nodes to a node, over its CPUs by arrow keys, and on to the page of a pod."""
+    """The keyboard alone leads from all nodes to a node, over its CPUs, and to the page of a pod."""
     page = used.page
     used.open("/")
     page.wait_for_selector('tr[data-node="used"]')
@@ -114,7 +114,7 @@ def test_screen_readers_get_whole_words(used: Seen) -> None:
 
 
 def test_filter_is_a_link(used: Seen) -> None:
-    """What is typed stands in the address; the address brings the same page again, with others dimmed."""
+    """The filter is in the URL, which shows the same page again, with other CPUs dimmed."""
     page = used.page
     used.open("/nodes/used")
     used.wait_for_cell(1, "shop/front/main")
@@ -145,7 +145,7 @@ def test_back_leads_back(used: Seen) -> None:
 
 
 def test_pod_that_waits_says_why(used: Seen) -> None:
-    """On its page, on that of its node, and in the list above those that wait for nothing."""
+    """A waiting pod shows its reason on its page and its node's page, and is first in the list of pods."""
     used.open("/pods/shop/big")
     expect(used.page.locator(".why")).to_contain_text("Waits (NotEnoughCPUs): Wanted 64 wholly free cores")
     expect(used.page.locator("main")).to_contain_text("Node used now has")
@@ -158,7 +158,7 @@ def test_pod_that_waits_says_why(used: Seen) -> None:
 
 
 def test_what_is_not_there_says_so(used: Seen) -> None:
-    """The page of a missing node, and of a missing pod, says so."""
+    """The page of a missing node or pod shows that it does not exist."""
     used.open("/nodes/gone")
     expect(used.page.locator("h1")).to_have_text("No such node")
     used.open("/pods/shop/gone")
@@ -166,7 +166,7 @@ def test_what_is_not_there_says_so(used: Seen) -> None:
 
 
 def test_theme_is_kept(used: Seen) -> None:
-    """The viewer's choice goes before the system's, also on the next page."""
+    """The viewer's theme overrides the system's, also on the next page."""
     used.open("/changes")
     button = used.page.get_by_role("button", name="Theme")
     background = "() => getComputedStyle(document.body).backgroundColor"
@@ -181,7 +181,7 @@ def test_theme_is_kept(used: Seen) -> None:
 
 
 def test_paper_has_what_matters(used: Seen) -> None:
-    """Machine and legend in light colours; no navigation, no filter, no details of a pointer."""
+    """A print has machine and legend in light colours, without navigation, filter or details."""
     used.open("/nodes/used")
     used.wait_for_cell(1, "shop/front/main")
     used.page.emulate_media(media="print", color_scheme="dark")
@@ -231,7 +231,7 @@ def test_hostile_texts_stay_texts(used: Seen) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/nodes/used", "/pods", "/pods/shop/front", "/changes"])
 def test_page_is_as_wide_as_a_phone(used: Seen, path: str) -> None:
-    """What is wider than the screen, such as a table, is moved by itself: the page has nothing beside the screen."""
+    """On a phone's screen only wide parts such as tables scroll sideways, and the page does not."""
     used.page.set_viewport_size({"width": 390, "height": 844})
     used.open(path)
     used.picture(f"phone{path.replace('/', '-')}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def test_last_kubelet_restores_what_was_there_before_the_first(tmp_path: Path) -> None:
-    """Of two kubelets at once the first to end restores nothing, and the last the values before both."""
+    """Of two kubelets the first to exit restores nothing, and the last restores the sysctls from before both."""
     panic, absent = tmp_path / "panic", tmp_path / "absent"
     panic.write_text("0\n")
     places = ([panic, absent], tmp_path / "record", tmp_path / "in-use")
@@ -25,7 +25,7 @@ def test_last_kubelet_restores_what_was_there_before_the_first(tmp_path: Path) -
 
 
 def test_next_kubelet_restores_what_a_killed_run_has_left(tmp_path: Path) -> None:
-    """What a run that was killed has recorded is restored by the next."""
+    """The next kubelet restores the sysctls that a killed run recorded."""
     panic, record = tmp_path / "panic", tmp_path / "record"
     panic.write_text("0\n")
     with sysctls_kept([panic], record, tmp_path / "in-use"):

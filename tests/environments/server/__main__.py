@@ -1,4 +1,4 @@
-"""`python -m tests.environments.server`: build the test servers that are missing; `--list` shows what there is."""
+"""`python -m tests.environments.server`: build the test servers that are missing; `--list` shows the existing ones."""
 
 import argparse
 import sys

@@ -1,7 +1,7 @@
 """Folders at fixed paths of this machine, shared by simultaneous runs of the tests.
 
-Removing a folder detaches what another mount namespace has mounted on it. So the last run that uses them
-removes those that runs have created.
+Removing a folder detaches what another mount namespace has mounted on it. So the last run that uses the mount
+points removes the ones that runs have created.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def install_go(folder: Path, *, version: str = "1.26.8", binary: str = "whole", 
 
 
 def test_catalog_versions_come_from_go_mod() -> None:
-    """The pinned versions are those that are promised."""
+    """The versions in go.mod are those of the catalog."""
     assert [server.label for server in SERVERS] == [
         "etcd 3.7.3",
         "kube-apiserver 1.37.1",
@@ -121,7 +121,7 @@ def test_one_folder_is_built_with_several_pins(server: Server, bin_folder: Path)
 
 @pytest.mark.parametrize("ending", ["exit 1", "kill -KILL $$"])
 def test_half_build_is_never_used(server: Server, bin_folder: Path, ending: str) -> None:
-    """What a failed or killed `go build` leaves is neither found nor in the way of the next build."""
+    """Files of a failed or killed `go build` are not used, and do not disturb the next build."""
     install_go(bin_folder, binary="half", ending=f"echo broken; {ending}")
     with pytest.raises(BuildFailed, match=r"building it 1\.2\.3 failed .*\nbroken"):
         build_missing(io.StringIO(), [server])

@@ -33,7 +33,7 @@ def processes_of(directory: Path) -> list[str]:
 
 
 def test_pod_is_created_and_read(apiserver: ApiServer, namespace: str) -> None:
-    """Both versions store a pod that kubectl creates, and tell the version that they are."""
+    """API servers of both versions store a pod, and report their own version."""
     apiserver.kubectl("create", "-n", namespace, "-f", "-", input=POD)
     read = apiserver.kubectl("get", "-n", namespace, "pod/it", "-o=jsonpath={.spec.serviceAccountName}")
     assert read.stdout == "default"

@@ -88,7 +88,7 @@ def request(amount: str | None, device_class: str = "cpu.corepin.io", **more: An
 
 
 def ask(caller: Caller, *amounts: str | None, path: str = CLAIMS, requests: Any = None, **more: Any) -> Any:
-    """Create a claim or a template, without keeping it."""
+    """Create a claim or a template as a dry run."""
     listed = requests or [
         {"name": f"r{at}", "exactly": request(amount, **more)} for at, amount in enumerate(amounts)
     ]
@@ -164,7 +164,7 @@ def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
 
 
 def test_second_driver_takes_the_slice_away(slices: Installed) -> None:
-    """The slice is withdrawn while a second driver offers the same CPUs, and comes back afterwards."""
+    """The agent withdraws its slice while a second driver offers the same CPUs, and publishes it again afterwards."""
     path = f"{SLICES}/{slice_name(HERE_NODE)}"
     other = document(
         [
@@ -293,7 +293,7 @@ def test_claims_that_are_older_than_the_limit_can_end(slices: Installed) -> None
 
 
 def test_alternatives_count_by_the_largest(slices: Installed) -> None:
-    """Of alternatives in a request the largest counts, since the scheduler takes any that fits."""
+    """The largest alternative of a request counts, because the scheduler takes any alternative that fits."""
     for largest, why in (("64", ""), ("65", "at most 64 CPUs")):
         alternatives = [{"name": f"a{n}", **request(n)} for n in ("2", largest)]
         answer = ask(slices.admin, requests=[{"name": "r", "firstAvailable": alternatives}])

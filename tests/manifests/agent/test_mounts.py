@@ -59,7 +59,7 @@ def test_vm_probe_adds_a_capability_and_nothing_else() -> None:
 
 
 def test_quiet_adds_four_mounts_and_no_capability() -> None:
-    """Counts of interrupts and irqbalance's socket read-only, affinities and masks writable, at paths that no runtime masks."""
+    """`quiet` mounts interrupt counts and irqbalance's socket read-only, and affinities and masks writable."""
     base, quiet = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"] for name in ("base", "quiet")
     )
@@ -89,7 +89,7 @@ def test_quiet_adds_four_mounts_and_no_capability() -> None:
 
 
 def test_quiet_power_adds_one_mount_to_quiet() -> None:
-    """All files of CPUs, writable: those that bound idle states lie in a folder of each CPU."""
+    """`quiet-power` mounts the CPUs' folder writable, because each CPU has a folder with its idle states."""
     quiet, power = (
         manifest(name, "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
         for name in ("quiet", "quiet-power")
@@ -106,7 +106,7 @@ def test_quiet_power_adds_one_mount_to_quiet() -> None:
 
 
 def test_nri_may_be_applied_twice(tmp_path: Path) -> None:
-    """A component that needs it brings it along, and who names both gets one mount."""
+    """The component `nri` adds one mount even if a kustomization has it twice."""
     (tmp_path / "manifests").symlink_to(ROOT.absolute())
     (tmp_path / "mine").mkdir()
     folder = {"resources": ["../manifests/base"], "components": ["../manifests/components/nri"] * 2}

@@ -30,7 +30,7 @@ def near(installed: Installed) -> Iterator[Installed]:
 
 
 def test_agents_list_slices_of_a_node_and_a_driver(near: Installed) -> None:
-    """Both fields can be selected."""
+    """An agent may list ResourceSlices by node and driver."""
     selector = f"spec.nodeName={HERE_NODE},spec.driver=gpu.example.com"
     answer = near.agent.send("GET", f"{SLICES}?fieldSelector={selector}")
     assert (answer.status_code, answer.json()["items"]) == (200, [])
@@ -46,5 +46,5 @@ def test_agents_list_slices_of_a_node_and_a_driver(near: Installed) -> None:
     ],
 )
 def test_agents_may_do_nothing_else(near: Installed, method: str, path: str) -> None:
-    """No other verb, and nothing about claims."""
+    """An agent may use no other verb on ResourceSlices, and may not read ResourceClaims."""
     assert near.agent.send(method, path).status_code == 403

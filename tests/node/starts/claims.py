@@ -123,13 +123,13 @@ def uid_of_claim(node: Node, claim: str) -> str:
 
 
 def delete_claim(node: Node, name: str) -> None:
-    """Delete a claim; there is no controller that takes the protection of a used one away."""
+    """Delete a claim and its finalizer, because no controller removes it here."""
     node.kubectl("patch", f"resourceclaim/{name}", "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
     node.kubectl("delete", f"resourceclaim/{name}", "--wait=false")
 
 
 def delete_now(node: Node, pod_name: str, claim_name: str = "") -> None:
-    """Delete a pod by force, and free its claim as the controller of claims does once the pod is gone."""
+    """Delete a pod by force and its claim's allocation, as the claim controller does after the pod's end."""
     node.kubectl("delete", f"pod/{pod_name}", "--force", "--grace-period=0")
     if claim_name:
         status = '{"status":{"reservedFor":null,"allocation":null}}'

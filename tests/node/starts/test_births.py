@@ -29,7 +29,7 @@ def environment(container: Container) -> dict[str, str]:
 def test_every_pod_is_right_at_its_first_instruction(
     nri_node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of twenty pods that start at once each runs its first instruction on the shared CPUs, and the owner on its own."""
+    """Each of twenty pods that start at once runs its first instruction on the shared CPUs, and the owner on its own CPUs."""
     node = nri_node
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
     own = CPUSet.parse(until("first line", lambda: lines(node, "pinned"))[0])

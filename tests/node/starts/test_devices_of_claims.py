@@ -78,7 +78,7 @@ def listed(node: Node, name: str) -> Any:
     indirect=["claim_of_gpu"],
 )
 def test_a_pod_starts_beside_the_device_of_its_claim(claim_of_gpu: Node, place: int) -> None:
-    """Its first instruction runs on the NUMA node that the slice names, or that of the PCI address in sysfs."""
+    """A pod's first instruction runs on the NUMA node that the slice names, or on that of its PCI address in sysfs."""
     node, cores = claim_of_gpu, read_topology(Path("/")).cores
     [container] = node.run(with_claim("user", "require"))
     first = CPUSet.parse(until("first line", lambda: lines(node, "user"))[0])
@@ -89,7 +89,7 @@ def test_a_pod_starts_beside_the_device_of_its_claim(claim_of_gpu: Node, place: 
 
 @pytest.mark.parametrize("claim_of_gpu", [(0, 1)], indirect=True)
 def test_all_devices_of_a_claim_count_for_each_container_that_names_it(claim_of_gpu: Node) -> None:
-    """Also where it names one request of the claim, which the kubelet does not tell; not where it names no claim."""
+    """All devices of a claim count for a container that names any of its requests, and none for other containers."""
     node = claim_of_gpu
     document = with_claim("both", "prefer", **{CRANE: "share"})
     first, *_ = containers = document["spec"]["containers"]

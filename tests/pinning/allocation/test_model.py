@@ -54,7 +54,7 @@ def requests(draw: DrawFn) -> tuple[Topology, CPUSet, int]:
 def test_packed_and_spread_agree_with_the_rules(
     request: tuple[Topology, CPUSet, int], spread: bool, caches: bool
 ) -> None:
-    """Packed, spread and cache alignment choose what the rules say."""
+    """Packed, spread and cache-aligned placement equal those of the plain model."""
     topology, free, count = request
     taken = take_cpus(topology, free, count, sort="spread" if spread else "packed", align_uncore=caches)
     assert set(taken) == Model(topology).packed(frozenset(free), count, spread=spread, caches=caches)
@@ -63,7 +63,7 @@ def test_packed_and_spread_agree_with_the_rules(
 @settings(max_examples=300, deadline=None)
 @given(requests(), st.sampled_from([1, 2, 4]))
 def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int], group: int) -> None:
-    """The distributed algorithm chooses what the rules say, though it looks at far fewer combinations."""
+    """Distributed placement equals the plain model's, although it compares far fewer combinations."""
     topology, free, count = request
     taken = take_cpus(topology, free, count, distribute=True, group_size=group)
     assert set(taken) == Model(topology).distributed(frozenset(free), count, group)
@@ -74,7 +74,7 @@ def test_distributed_agrees_with_the_rules(request: tuple[Topology, CPUSet, int]
 def test_distributed_agrees_however_full_the_nodes_are(
     room: list[int], group: int, data: st.DataObject
 ) -> None:
-    """Nodes of eight CPUs with any number of them free give what the rules say, large claims included."""
+    """On nodes of eight CPUs distributed placement equals the plain model's for any number of free CPUs."""
     facts = [CPUFacts(cpu, cpu, cpu // 8, cpu // 8) for cpu in range(8 * len(room))]
     topology = assemble(facts, CPUSet(range(8 * len(room))))
     free = CPUSet(8 * node + cpu for node, number in enumerate(room) for cpu in range(number))

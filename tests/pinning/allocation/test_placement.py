@@ -246,7 +246,7 @@ def test_reusable_cpus_decide_between_nodes() -> None:
 def test_a_refusal_says_what_would_fit(
     free: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, message: str
 ) -> None:
-    """The message names what was wanted, what was found, and only remedies that would work."""
+    """A refusal names wanted and found CPUs, and only remedies that would work."""
     with pytest.raises(NotEnoughCPUs) as refused:
         place(DUAL, cpus(free) & DUAL.cpus, count, smt=smt, numa_policy=numa)
     assert str(refused.value) == message

@@ -149,7 +149,7 @@ def test_hinted_nodes_come_first_and_reusable_cpus_before_free_ones(
 def test_a_claim_fits_exactly_when_there_is_enough(
     node: Node, count: int, smt: SMTPolicy, numa: NUMAPolicy
 ) -> None:
-    """A claim is never refused when enough can be given, and a refusal tells how much can be given."""
+    """A claim is refused only if the policy cannot give enough CPUs, and the refusal says how many it can."""
     single = numa is NUMAPolicy.SINGLE
     most = (capacity_of_best_node if single else capacity)(node.topology, node.free, smt)
     if count > most:
@@ -271,7 +271,7 @@ def test_offline_cpus_are_replaced_and_the_rest_stays(
 def test_another_policy_is_met_from_what_is_held(
     node: Node, count: int, old: SMTPolicy, new: SMTPolicy, old_numa: NUMAPolicy, new_numa: NUMAPolicy
 ) -> None:
-    """A changed policy is met as a fresh claim would be, and never with fewer of the held CPUs than it need be."""
+    """A changed policy is met as by a fresh claim, and as many held CPUs as possible are kept."""
     assume(count <= capacity_of_best_node(node.topology, node.free, old))
     held = node.place(count, old, old_numa)
     single = new_numa is NUMAPolicy.SINGLE

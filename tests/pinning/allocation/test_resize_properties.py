@@ -81,7 +81,7 @@ def spans(topology: Topology, chosen: CPUSet) -> tuple[int, int]:
 def test_packed_grows_onto_the_fewest_nodes_and_sockets(
     topology: Topology, sort: Sort, align: bool, data: st.DataObject
 ) -> None:
-    """No other way to grow lies on fewer NUMA nodes, nor as one of as few on fewer sockets; what it had stays."""
+    """No other choice for growth has fewer NUMA nodes, or sockets at equal nodes; the held CPUs stay."""
     held = data.draw(cpu_sets(topology.cpus).filter(bool))
     usable = held | data.draw(cpu_sets(topology.cpus))
     count = data.draw(st.integers(len(held), len(usable)))
@@ -155,7 +155,7 @@ def test_spread_uses_as_many_cores_as_there_are(
 def test_what_goes_offline_is_replaced_on_its_node(
     topology: Topology, numa: NUMAPolicy, sort: Sort, data: st.DataObject
 ) -> None:
-    """Each node has as many CPUs of the container again as it had, or all that it has left."""
+    """After CPUs went offline each NUMA node again has as many CPUs of the container, as far as it has free ones."""
     held = data.draw(cpu_sets(topology.cpus).filter(bool))
     usable = held | data.draw(cpu_sets(topology.cpus))
     lost = data.draw(cpu_sets(held))
@@ -179,7 +179,7 @@ def test_what_goes_offline_is_replaced_on_its_node(
 def test_shrinking_is_a_fresh_claim_on_what_is_held(
     topology: Topology, numa: NUMAPolicy, sort: Sort, align: bool, data: st.DataObject
 ) -> None:
-    """Fewer CPUs, or fewer cores of CMK, are what a new container would get of them."""
+    """A container that shrinks keeps the CPUs that a new one would get out of the held ones; so does a CMK claim."""
     held = data.draw(cpu_sets(topology.cpus))
     count = data.draw(st.integers(0, len(held)))
     options = {"numa_policy": numa, "sort": sort, "align_uncore": align}

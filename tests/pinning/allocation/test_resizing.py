@@ -93,7 +93,7 @@ PACKED, DISTRIBUTED, SINGLE = NUMAPolicy.PACKED, NUMAPolicy.DISTRIBUTED, NUMAPol
 def test_resizing(
     topology: Topology, free: str, keep: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
 ) -> None:
-    """Growing adds what goes with the rest, shrinking keeps it packed; `+` divides what runs from what idles."""
+    """A resized claim grows next to its CPUs and shrinks to a packed set; `+` separates running from idle CPUs."""
     running, _, idle = keep.partition("+")
     kept = Placement(cpus(running), cpus(idle))
     resized = place(topology, cpus(free), count, smt=smt, numa_policy=numa, keep=kept)
@@ -133,7 +133,7 @@ def test_unlike_cores_do_not_waste_what_groups_leave_over() -> None:
 def test_offline_cpus_are_replaced_by_the_nearest(
     topology: Topology, offline: str, free: str, keep: str, smt: SMTPolicy, placed: str
 ) -> None:
-    """Same core, same cache, same node, same socket, then any; everything else stays."""
+    """An offline CPU is replaced on its core, cache, NUMA node or socket, in this order; other CPUs stay."""
     running, _, idle = keep.partition("+")
     kept = Placement(cpus(running), cpus(idle))
     now = topology.with_online(topology.cpus - cpus(offline))
@@ -148,7 +148,7 @@ def test_a_replacement_is_the_nearest_though_claims_are_distributed() -> None:
 
 
 def test_a_replacement_shares_the_l2_before_the_cache() -> None:
-    """Of two cores of one last-level cache the one that shares the L2 with the lost CPU is nearer."""
+    """The nearer of two cores of one last-level cache is the one that shares the L2 cache with the lost CPU."""
     facts = [CPUFacts(core, core, 0, 0, 0, l2=core % 2) for core in range(4)]
     topology = assemble(facts, cpus("0-2"))
     assert as_text(place(topology, cpus("0-2"), 1, keep=Placement(cpus("3")))) == "1/"
@@ -197,7 +197,7 @@ def test_a_replacement_shares_the_l2_before_the_cache() -> None:
 def test_moving_to_other_policies(
     topology: Topology, free: str, held: str, count: int, smt: SMTPolicy, numa: NUMAPolicy, placed: str
 ) -> None:
-    """A new policy is met from what is held already, as far as it can be."""
+    """A changed policy is met with held CPUs as far as possible."""
     running, _, idle = held.partition("+")
     now = Placement(cpus(running), cpus(idle))
     assert as_text(place(topology, cpus(free), count, smt=smt, numa_policy=numa, held=now)) == placed

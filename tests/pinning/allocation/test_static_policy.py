@@ -104,7 +104,7 @@ def but(out: str) -> str:
     ],
 )
 def test_packed(topology: Topology, free: str, count: int, taken: str) -> None:
-    """Whole units best fit, then whole cores, then threads of the most used cores."""
+    """Packed takes whole units by best fit, then whole cores, then threads of the most used cores."""
     assert take_cpus(topology, cpus(free) & topology.cpus, count) == cpus(taken)
 
 
@@ -125,7 +125,7 @@ def test_packed(topology: Topology, free: str, count: int, taken: str) -> None:
     ],
 )
 def test_spread(topology: Topology, free: str, count: int, taken: str) -> None:
-    """With spread sorting whole cores are not looked for, and threads come by number, socket by socket."""
+    """With spread sorting whole cores have no preference, and threads are taken by number, socket by socket."""
     assert take_cpus(topology, cpus(free) & topology.cpus, count, sort="spread") == cpus(taken)
 
 
@@ -152,7 +152,7 @@ def test_spread(topology: Topology, free: str, count: int, taken: str) -> None:
     ],
 )
 def test_packed_by_last_level_cache(topology: Topology, free: str, count: int, taken: str) -> None:
-    """Caches are an intermediate unit; the rest goes to one cache whole or is placed as without the option."""
+    """With cache alignment whole caches are taken first; the rest comes from one cache if one has room."""
     assert take_cpus(topology, cpus(free) & topology.cpus, count, align_uncore=True) == cpus(taken)
 
 
@@ -180,7 +180,7 @@ def test_packed_by_last_level_cache(topology: Topology, free: str, count: int, t
     ],
 )
 def test_distributed(topology: Topology, free: str, count: int, group: int, taken: str) -> None:
-    """The fewest nodes give equally many groups, chosen so that what is left is most even."""
+    """The fewest NUMA nodes give equally many groups, chosen so that the remaining free CPUs are most even."""
     available = cpus(free) & topology.cpus
     assert take_cpus(topology, available, count, distribute=True, group_size=group) == cpus(taken)
 
@@ -224,7 +224,7 @@ def test_distributed_follows_a_hint() -> None:
 
 
 def test_distributed_scores_the_nodes_it_takes_from() -> None:
-    """Of eight equal nodes the first four are taken; the kubelet's reused slice would name the last one."""
+    """The first four of eight equal NUMA nodes are taken; the kubelet takes others, because it reuses a slice in its loop."""
     eight = machine(16, 1, lambda core: (core // 2, core // 2, core // 2))
     assert take_cpus(eight, eight.cpus, 8, distribute=True) == cpus("0-7")
 
@@ -237,7 +237,7 @@ def test_distributed_looks_at_every_way_to_hand_out_the_remainder() -> None:
 
 
 def test_distributed_ends_where_odd_leftovers_cannot_give_groups() -> None:
-    """Two nodes with three CPUs left have no three pairs: they are no candidates, and the search goes on."""
+    """NUMA nodes whose remaining CPUs do not make whole groups are skipped, and the search continues."""
     nodes = machine(12, 2, lambda core: (core // 3, core // 3, core // 3))
     available = nodes.cpus - cpus("2,5,8,11")  # five free on each node of three cores
     taken = take_cpus(nodes, available, 14, distribute=True, group_size=2)

@@ -71,7 +71,7 @@ RELAXED_ONLY = [
 def test_choices_of_kubevirt(
     siblings: int, cells: int, cores: int, threads: int, vcpus: tuple[int, ...], *, strict: bool
 ) -> None:
-    """Every case of KubeVirt's own tests comes out as there: nothing moves where it has pinned already."""
+    """Placements equal those of KubeVirt's own tests, so that no vCPU moves where KubeVirt has pinned it."""
     topology, guest = host(cells, siblings), GuestTopology(1, cores, threads)
 
     assert place_vcpus(topology, topology.cpus, guest, strict=strict).vcpus == in_our_order(*vcpus)
@@ -81,7 +81,7 @@ def test_choices_of_kubevirt(
 def test_only_strict_keeps_guest_cores_on_one_node(
     siblings: int, cells: int, cores: int, threads: int, vcpus: tuple[int, ...]
 ) -> None:
-    """Guest cores that no NUMA node can hold are torn apart as KubeVirt does it, and refused when that is forbidden."""
+    """A guest core that no NUMA node can hold is split over nodes, as in KubeVirt, and refused under strict."""
     topology, guest = host(cells, siblings), GuestTopology(1, cores, threads)
 
     assert place_vcpus(topology, topology.cpus, guest).vcpus == in_our_order(*vcpus)
@@ -124,7 +124,7 @@ def test_emulator_of_kubevirt(cpus: str, vcpus: int, emulator: str, *, parity: b
     },
 )
 def test_emulator_without_room(cpus: str, vcpus: int, message: str, *, parity: bool) -> None:
-    """KubeVirt starts no machine whose emulator gets too few CPUs, and none is placed."""
+    """A machine whose emulator gets too few CPUs is refused, as KubeVirt starts none."""
     guest = GuestTopology(1, vcpus, 1)
     with pytest.raises(NotEnoughCPUs, match=message):
         place_vcpus(PLAIN, CPUSet.parse(cpus), guest, isolate_emulator=True, even_parity=parity)
@@ -141,7 +141,7 @@ def test_emulator_without_room(cpus: str, vcpus: int, message: str, *, parity: b
 def test_iothreads_of_kubevirt(
     cpus: str, vcpus: int, count: int, pins: list[str], policy: str | None
 ) -> None:
-    """Without CPUs of their own I/O threads share those of vCPUs, dealt as KubeVirt deals them."""
+    """Without CPUs of their own I/O threads share those of vCPUs, in KubeVirt's order."""
     placement = place_vcpus(
         PLAIN, CPUSet.parse(cpus), GuestTopology(vcpus, 1, 1), iothreads=count, iothreads_policy=policy
     )
@@ -151,7 +151,7 @@ def test_iothreads_of_kubevirt(
 
 
 def test_iothreads_beside_an_isolated_emulator() -> None:
-    """All of them run on its CPU: KubeVirt pins the first one only, and lets the others run on those of vCPUs."""
+    """I/O threads run on the CPU of an isolated emulator, while KubeVirt pins only the first one there."""
     placement = place_vcpus(
         PAIRS, CPUSet.parse("0-1,16"), GuestTopology(1, 2, 1), isolate_emulator=True, iothreads=3
     )
@@ -169,7 +169,7 @@ def test_iothreads_beside_an_isolated_emulator() -> None:
     },
 )
 def test_pool_of_iothreads(count: int, pins: list[str], emulator: str, *, parity: bool) -> None:
-    """Each thread of the pool has a CPU, the emulator takes from what is left, and both count for the parity."""
+    """Each pooled I/O thread has a CPU, the emulator has some of the others, and both count for the parity."""
     placement = place_vcpus(
         PAIRS,
         CPUSet.parse("0-2,16-18"),
@@ -208,7 +208,7 @@ def test_no_machine_is_half_pinned() -> None:
 
 
 def test_siblings_and_leftovers() -> None:
-    """A guest without threads fills cores, fragments come after whole cores, and the order of the set counts nothing."""
+    """Guests without threads fill whole cores first, then fragments; the order of the given CPUs does not matter."""
     assert place_vcpus(PAIRS, [17, 0, 1, 16], GuestTopology(4, 1, 1)).vcpus == (0, 16, 1, 17)
     assert place_vcpus(PAIRS, CPUSet.parse("0,1,2,17,3,19"), GuestTopology(1, 3, 2)).vcpus == (
         1,
@@ -221,14 +221,14 @@ def test_siblings_and_leftovers() -> None:
 
 
 def test_leftover_of_a_lower_node_comes_first() -> None:
-    """The emulator takes the first thread that is left, as in KubeVirt, wherever the vCPUs are."""
+    """An isolated emulator gets the first CPU without a vCPU, as in KubeVirt, on whichever NUMA node."""
     placement = place_vcpus(PAIRS, {0, 8, 24}, GuestTopology(1, 1, 2), isolate_emulator=True)
 
     assert (placement.vcpus, placement.emulator) == ((8, 24), CPUSet([0]))
 
 
 def test_offline_and_unknown_cpus_run_nothing() -> None:
-    """They are not counted, and a core whose lowest CPU is offline comes where the kernel reports the other one."""
+    """Offline and unknown CPUs get no vCPU; a core whose lowest CPU is offline is ordered by its other CPU."""
     topology = machine_of_nodes([[0, 4], [1, 5], [2, 6], [3, 7]], offline="0-1")
     assert place_vcpus(topology, {0, 4, 2, 6, 99}, GuestTopology(1, 3, 1)).vcpus == (2, 6, 4)
     with pytest.raises(NotEnoughCPUs, match="found 3"):
@@ -334,7 +334,7 @@ def test_isolate_gives_every_thread_a_core() -> None:
 
 
 def test_isolate_without_room() -> None:
-    """Under isolate cores are counted, since siblings of one core are one place."""
+    """Under isolate a guest that needs more cores than there are is refused, even if there are enough CPUs."""
     with pytest.raises(NotEnoughCPUs, match="wanted 3 cores for vCPUs, found 2"):
         place_vcpus(PAIRS, CPUSet.parse("0-1,16-17"), GuestTopology(1, 3, 1), smt="isolate")
 
@@ -353,7 +353,7 @@ def test_isolate_without_room() -> None:
     },
 )
 def test_contradictions(guest: tuple[int, int, int], options: dict[str, object], message: str) -> None:
-    """What no CPUs could satisfy is refused whatever the CPUs are, with the remedy."""
+    """Options that contradict the guest's topology are refused on any CPUs, with the remedy."""
     with pytest.raises(BadGuest, match=message):
         place_vcpus(PAIRS, PAIRS.cpus, GuestTopology(*guest), **options)  # type: ignore[arg-type]
 

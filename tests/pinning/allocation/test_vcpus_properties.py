@@ -163,7 +163,7 @@ def test_all_or_nothing(vm: VM) -> None:
 
 @given(vm=vms().filter(lambda vm: vm.fits))
 def test_siblings_run_on_siblings(vm: VM) -> None:
-    """As many cores of the guest lie on one core of the machine as can, and under strict all on one NUMA node."""
+    """As many guest cores as possible lie on one core each, and under strict each on one NUMA node."""
     vcpus, threads = vm.placed().vcpus, vm.guest.threads
     cores = [CPUSet(vcpus[first : first + threads]) for first in range(0, len(vcpus), threads)]
 
@@ -214,7 +214,7 @@ def test_prefer_changes_nothing(vm: VM) -> None:
 
 @given(threads=st.integers(2, 2**32 - 1), cores=st.integers(1, 2**32 - 1))
 def test_isolate_is_for_guests_without_threads(threads: int, cores: int) -> None:
-    """A guest whose cores have threads contradicts it, whatever the CPUs are."""
+    """Isolate is refused for a guest whose cores have several threads, on any CPUs."""
     topology = machine_of_nodes([[0, 1], [2, 3]])
     with pytest.raises(BadGuest):
         place_vcpus(topology, topology.cpus, GuestTopology(1, cores, threads), smt="isolate")

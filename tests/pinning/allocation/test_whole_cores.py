@@ -41,7 +41,7 @@ ADJACENT = assemble(
 def test_cores_as_cmk_orders_them(
     mode: Sort, prefer_isolated: bool, free: str, count: int, taken: str
 ) -> None:
-    """Packed goes by socket and core, spread takes turns, isolated cores come first in both."""
+    """Packed takes cores by socket and number, spread from the sockets in turns, both with isolated cores first."""
     free_cpus = cpus(free) & ADJACENT.cpus
     found = take_cores(ADJACENT, free_cpus, count, mode=mode, prefer_isolated=prefer_isolated)
     assert found == cpus(taken)
@@ -58,7 +58,7 @@ def test_cores_as_cmk_orders_them(
     ],
 )
 def test_cores_of_a_claim_stay(online: str, free: str, count: int, taken: str) -> None:
-    """A claim keeps its cores, what it loses is replaced nearby, and what it gains goes on in turns."""
+    """A claim keeps its cores, replaces lost ones nearby, and grows in the order of its mode."""
     plain = Topology(ADJACENT.cores, cpus(online) & ADJACENT.cpus)
     assert take_cores(plain, cpus(free), count, mode="spread", keep=cpus("0-1")) == cpus(taken)
 
@@ -70,7 +70,7 @@ def test_a_lost_core_is_replaced_near_itself() -> None:
 
 
 def test_too_few_cores_say_why() -> None:
-    """The refusal counts cores, and those that miss a sibling."""
+    """The refusal has the number of whole cores, and of those that miss a sibling."""
     with pytest.raises(NotEnoughCPUs) as refused:
         take_cores(FLAT, cpus("0-4"), 2)
     assert str(refused.value) == (

@@ -103,7 +103,7 @@ def test_describe_has_cmks_shape() -> None:
 
 
 def test_without_a_core_set_aside_infra_names_who_asked_for_shared() -> None:
-    """No CPU of static pools is in two: `shared` has no list then, as in CMK."""
+    """Without a shared pool callers of `shared` are listed under infra, and `shared` has no list, as in CMK."""
     config = NodeConfig(pools=StaticPools(exclusive_cores=2))
     tasks = (task(9, SHARED, "0,3-4,7", "default/b/main"), task(8, INFRA, "0,3-4,7", "default/c/main"))
     pools = cmk_pools(cmk_node(state_of(TWO, config=config))._replace(tasks=tasks))
@@ -167,7 +167,7 @@ def test_a_core_that_is_held_and_shared_is_reported() -> None:
 
 
 def test_a_process_had_each_of_its_cores_as_a_list() -> None:
-    """As CMK listed them: `1,5` and `2,6`; of a pool that all share it is what the pool has of each socket."""
+    """A reclaimed process has an entry for each exclusive core, and for each socket of another pool, as in CMK."""
     machine = state_of(config=STATIC).topology
     exclusive = reclaimed_lists(task(12, EXCLUSIVE, "1-2,5-6"), machine, ExitSource.KERNEL)
     assert [entry.cpus for entry in exclusive] == ["1,5", "2,6"]
@@ -182,7 +182,7 @@ def test_a_process_had_each_of_its_cores_as_a_list() -> None:
 
 
 def test_what_was_reclaimed_is_sorted_by_pid() -> None:
-    """As CMK reported it, with the source of each entry where it is known; of entries that were dropped there is a number."""
+    """Reclaimed lists are sorted by pid, with the source if it is known, and the number of dropped entries."""
     ended = (
         Reclaimed(12, NAME, EXCLUSIVE, "2,6"),
         Reclaimed(3, NAME, SHARED, "3,7", ExitSource.RUNTIME),
@@ -232,7 +232,7 @@ def crowded(most: int) -> CMKNode:
 
 
 def test_reports_of_a_hundred_thousand_wrappers_are_bounded() -> None:
-    """The API server refuses a ConfigMap above 1 MiB; both say how many are left out, and no held list looks free."""
+    """Reports stay below the ConfigMap limit of 1 MiB and count what they drop, and no held list looks free."""
     pools = cmk_pools(crowded(100_000))
     text, report = cmk_yaml(pools), describe(pools)
     listed = MOST_TASKS // 3  # two exclusive lists are held too
@@ -247,14 +247,14 @@ def test_reports_of_a_hundred_thousand_wrappers_are_bounded() -> None:
 
 
 def test_reports_with_fewer_wrappers_are_whole() -> None:
-    """Nothing is said to be left out."""
+    """Reports with fewer wrappers than the limit are complete, without a note about dropped entries."""
     pools = cmk_pools(crowded(100))
     assert not cmk_yaml(pools).startswith("#")
     assert "dropped" not in describe(pools)
 
 
 def test_more_held_lists_than_the_limit_keep_a_process_each() -> None:
-    """A list without one would be a free core."""
+    """Above the limit each held list keeps one process, because a list without one counts as a free core."""
     pools = {EXCLUSIVE: {0: {str(cpu): [1, 2] for cpu in range(MOST_TASKS)}}}
     kept, left_out = within_limit(pools)
     assert set(map(tuple, kept[EXCLUSIVE][0].values())) == {(1,)}

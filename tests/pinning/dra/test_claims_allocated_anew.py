@@ -1,4 +1,4 @@
-"""ResourceClaims that the scheduler allocated anew while the ledger has the allocation before.
+"""ResourceClaims with a new allocation while the ledger still has the earlier one.
 
 The kubelet gives a claim back before it is allocated anew, except where it lost its state.
 """
@@ -47,7 +47,7 @@ def end(node: ClaimWorld) -> None:
     ],
 )
 def test_kubelet_that_lost_its_state_gets_the_present_allocation(anew: DeviceClaim, cpus: str) -> None:
-    """Once the pods of the allocation before are gone, its CPUs are released in the pass that grants the others."""
+    """Once its earlier pods are gone, a claim's old CPUs are released in the pass that grants the new allocation."""
     node = served()
     end(node)
     node.claims(anew)
@@ -59,7 +59,7 @@ def test_kubelet_that_lost_its_state_gets_the_present_allocation(anew: DeviceCla
 
 
 def test_claim_allocated_anew_waits_for_the_pods_before() -> None:
-    """While a container of theirs runs, the CPUs stay theirs: Prepare and the new pod are refused with the reason."""
+    """While a container of the earlier pods runs, its CPUs stay held, and Prepare and the new pod are refused."""
     node = served()
     del node.documents["a"]  # deleted by force: its container runs on
     node.claims(claim("x", 4, pods=("b",)))
@@ -73,7 +73,7 @@ def test_claim_allocated_anew_waits_for_the_pods_before() -> None:
 
 
 def test_read_of_a_claim_alone_takes_no_cpus() -> None:
-    """Only where the kubelet asks for it anew: a read of pods' claims may be older than the grant."""
+    """A new allocation that was read changes nothing before Prepare, because the read may be older than the grant."""
     node = served()
     end(node)
     node.claims(claim("x", 4, pods=("b",)), prepared=False)

@@ -39,7 +39,7 @@ def test_container_with_a_claim_is_not_in_the_pool_of_its_pod() -> None:
 
 
 def test_mirrored_limit_of_a_claim_is_no_slice() -> None:
-    """The amount of the pod covers it, so that the pool has the rest; the claim holds the CPUs, once."""
+    """A CPU limit that repeats a claim is no slice: the claim holds these CPUs, and the pool the rest of the budget."""
     node = world()
     node.claims(claim("x", 4))
     put(node, with_claim(budgeted("a", 6, {"solver": 4, "log": None}), "solver"), "solver", "log")
@@ -50,7 +50,7 @@ def test_mirrored_limit_of_a_claim_is_no_slice() -> None:
 
 
 def test_slices_beside_a_claim_stay() -> None:
-    """Each container has what it asks for: a claim, a slice, or the pool."""
+    """In one pod containers can run on a claim, on a slice and in the pool."""
     node = world()
     node.claims(claim("x", 2))
     document = with_claim(budgeted("a", 5, {"solver": None, "main": 2, "log": None}), "solver")
@@ -61,7 +61,7 @@ def test_slices_beside_a_claim_stay() -> None:
 
 
 def test_container_whose_claim_has_no_cpus_does_not_start_in_the_pool() -> None:
-    """It waits for its claim, as one without a budget does; the pool is there for the others."""
+    """A container whose claim has no CPUs does not start in its pod's pool; containers without a claim do."""
     node = world()
     node.user("b", "y")
     node.claims(claim("y", 8, pods=("b",)))
@@ -81,7 +81,7 @@ def test_container_whose_claim_has_no_cpus_does_not_start_in_the_pool() -> None:
 
 
 def test_unread_claim_keeps_a_container_out_of_the_pool_until_it_is_read() -> None:
-    """A claim of another driver gives no CPUs: its container runs in the pool then."""
+    """A container enters its pod's pool only after its claims were read and turned out to be for other devices."""
     node = world()
     node.unread = True
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"), "log")
@@ -106,7 +106,7 @@ def settled_then_unread(annotations: dict[str, str] | None = None) -> ClaimWorld
 
 
 def test_running_container_stays_in_the_pool_while_its_claims_are_read_again() -> None:
-    """An agent that starts has read no claim yet; nothing moves until one is known to have CPUs."""
+    """After an agent's restart a running container stays in the pool until its claim is known to have CPUs."""
     node = settled_then_unread()
     before = pool(node)
     assert not node.plan().actions
@@ -119,7 +119,7 @@ def test_running_container_stays_in_the_pool_while_its_claims_are_read_again() -
 
 
 def test_container_of_a_pool_starts_again_there_while_its_claims_are_read_again() -> None:
-    """The last answer about the claim is used, also under `require`."""
+    """While claims are read again a container of the pool restarts in the pool, also under `require`."""
     node = settled_then_unread(REQUIRE)
     table = start_table(node.plan(), node.observe())
     assert table.start(SOLVER, claims=True) == Start(pool(node))
@@ -140,7 +140,7 @@ def test_new_container_that_requires_cpus_waits_until_its_claims_are_read() -> N
 
 
 def test_new_container_waits_for_its_claims_under_any_policy() -> None:
-    """A container with a claim for CPUs must not start in the shared set; one of a pool starts there once it is read."""
+    """A new container does not start until its claims have been read; without CPUs from them it starts in the pool."""
     node = world()
     node.unread = True
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"))
@@ -150,7 +150,7 @@ def test_new_container_waits_for_its_claims_under_any_policy() -> None:
 
 
 def test_container_without_other_requests_waits_for_its_claims() -> None:
-    """Until they are read nothing says whether they are for CPUs; one of a GPU then starts in the shared set."""
+    """A container starts in the shared set only after its claims were read and are not for CPUs."""
     node = world()
     node.unread = True
     node.user("a", "gpu")
@@ -162,7 +162,7 @@ def test_container_without_other_requests_waits_for_its_claims() -> None:
 
 
 def test_container_waits_while_a_claim_with_cpus_is_not_reserved_for_its_pod() -> None:
-    """The runtime may not name CDI devices, so that only the pod says whose CPUs the container expects."""
+    """A container does not start while the claim that it names holds CPUs and is not reserved for its pod."""
     node = world()
     node.claims(claim("x", 2, pods=("first",)))
     node.user("late", "x")
@@ -171,7 +171,7 @@ def test_container_waits_while_a_claim_with_cpus_is_not_reserved_for_its_pod() -
 
 
 def test_pod_that_joins_a_claim_is_not_put_into_its_pool_before_the_claim_is_read_again() -> None:
-    """The claim is not known to be reserved for it yet; the answer for the first pod does not count for it."""
+    """A pod that joins a claim is not put into its pool before the claim was read again, with its reservation."""
     node = world()
     node.claims(claim("x", 2, pods=("first",)))
     node.user("first", "x")
@@ -186,7 +186,7 @@ def test_pod_that_joins_a_claim_is_not_put_into_its_pool_before_the_claim_is_rea
 
 
 def test_pod_of_claims_alone_has_an_empty_pool_and_is_not_reported() -> None:
-    """No container runs in it, so that its CPUs are not held."""
+    """If every container of a pod has a claim, its pool holds no CPUs and is not reported as empty."""
     node = world()
     node.claims(claim("x", 4))
     put(node, with_claim(budgeted("a", 4, {"solver": 4}), "solver"), "solver")
@@ -196,7 +196,7 @@ def test_pod_of_claims_alone_has_an_empty_pool_and_is_not_reported() -> None:
 
 
 def test_claim_given_back_leaves_the_budget_as_it_is() -> None:
-    """The pool keeps its CPUs; those of the claim are free."""
+    """A released claim's CPUs are free, and the pool of its pod keeps its own."""
     node = world()
     node.claims(claim("x", 4))
     put(node, with_claim(budgeted("a", 4, {"solver": None, "log": None}), "solver"), "solver", "log")
@@ -223,7 +223,7 @@ def test_pool_of_whole_cores_keeps_its_cores_beside_a_claim() -> None:
 
 
 def test_container_without_a_budget_that_requires_cores_waits_until_its_claims_are_read() -> None:
-    """It would start in the shared set, because what it asks for besides waits."""
+    """A container that requires whole cores does not start until its claims were read, and then starts on its cores."""
     node = world()
     node.unread = True
     node.user("a", "gpu", wish=Wish("2", smt="require"))
@@ -234,7 +234,7 @@ def test_container_without_a_budget_that_requires_cores_waits_until_its_claims_a
 
 
 def test_container_does_not_start_while_all_cpus_of_its_claim_are_offline() -> None:
-    """It would start in the shared set, with a variable that names CPUs it cannot use."""
+    """A container does not start while all CPUs of its claim are offline, and the reason names them."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")

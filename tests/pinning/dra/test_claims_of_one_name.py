@@ -1,4 +1,4 @@
-"""ResourceClaims that were made anew under the name of an earlier one, which the kubelet has not given back yet."""
+"""ResourceClaims with the name of an earlier claim that the kubelet has not released yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.pinning.nodes import smt_machine
 
 @pytest.mark.parametrize("uids", [(1, 2), (2, 1)], ids=["older uid first", "newer uid first"])
 def test_claims_of_one_name_serve_their_own_pods(uids: tuple[int, int]) -> None:
-    """A claim that was made anew, while the kubelet still has the one before, takes nothing from that one's pod."""
+    """A new claim with the name of one that the kubelet still holds takes no CPUs from the earlier one's pod."""
     node = ClaimWorld(smt_machine(4))
     older, newer = (
         replace(claim("x", 2, pods=(pod,)), uid=f"00000000-0000-4000-8000-{number:012}")

@@ -35,7 +35,7 @@ def offer(topology: Topology) -> Offer:
     ],
 )
 def test_first_device_with_room_is_allocated(wanted: int, consumed: dict[str, int], found: Allocated) -> None:
-    """Two NUMA nodes have 4 and 6 CPUs for claims, in cores of 2."""
+    """A request is allocated from the first device with room, on NUMA nodes with 4 and 6 CPUs in cores of 2."""
     assert first_fit(slice_devices(offer(DUAL)), consumed, wanted) == found
 
 
@@ -68,7 +68,7 @@ def test_claim_that_fits_no_device_says_what_would_fit(
 
 
 def test_node_without_devices_has_no_room() -> None:
-    """Nothing is published where all cores are reserved."""
+    """A claim is refused if the node publishes no device, as when all cores are reserved."""
     assert "no device of this node has room for claims" in str(first_fit([], {}, 1))
 
 
@@ -76,7 +76,7 @@ def test_node_without_devices_has_no_room() -> None:
 def test_allocation_is_the_request_in_whole_cores_of_the_first_device_with_room(
     topology: Topology, taken: int, wanted: int
 ) -> None:
-    """No device before it has room, and none at all where the claim is refused."""
+    """For any machine the allocation is rounded up to whole cores of the first device with room, or refused."""
     devices = slice_devices(offer(topology))
     consumed = {it["name"]: min(taken, int(it["capacity"][DRA_CAPACITY]["value"])) for it in devices}
     room, step = {}, {}

@@ -81,14 +81,14 @@ def test_classic_holders_take_whole_cores_and_claims_count_as_free() -> None:
 
 
 def test_last_core_of_the_shared_set_is_not_published() -> None:
-    """With a strict reserve other containers have the cores that claims could take: one stays theirs."""
+    """With a strict reserve one core of the shared set is not published, so that other containers keep CPUs."""
     assert values(offer(FLAT, common="1-3,5-7")) == {"cpudevnuma000": 4}
     assert values(offer(FLAT, common="1-3,5-7", claimed="1-2,5-6")) == {"cpudevnuma000": 4}
     assert values(offer(FLAT, common="", reserved="0-3")) == {"cpudevnuma000": 0}
 
 
 def test_device_without_cpus_is_left_out_and_the_fullest_comes_first() -> None:
-    """A device without CPUs is not published, and the one with most comes first."""
+    """A device without CPUs is not published, and the device with the most CPUs comes first."""
     given = offer(FOUR_NODES, classic="2-3,10-11", claimed="4,12")
     assert [device["name"] for device in slice_devices(given)] == [
         "cpudevnuma000",
@@ -129,7 +129,7 @@ def test_single_step_is_a_valid_value(value: int, step: int) -> None:
 
 @given(topologies())
 def test_devices_are_disjoint_whole_cores(topology: Topology) -> None:
-    """No CPU is in two devices, every core of a device has as many threads as it says, and names are labels."""
+    """Published devices are disjoint sets of whole cores of one width, and their names are valid labels."""
     groups = device_groups(topology, topology.online)
     assert sum(len(group.cpus) for group in groups) == len(union(group.cpus for group in groups))
     for group in groups:

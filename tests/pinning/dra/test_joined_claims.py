@@ -49,7 +49,7 @@ def world() -> JoinedWorld:
 
 
 def without_driver(node: JoinedWorld) -> str:
-    """Take the component `dra` away; return the reason."""
+    """Remove the component `dra`; return the reason."""
     node.drives = False
     return NO_DRIVER
 
@@ -69,7 +69,7 @@ def unreserved(node: JoinedWorld) -> str:
 @pytest.mark.parametrize("cause", [without_driver, unreadable, unreserved])
 @pytest.mark.parametrize("devices", [(), (DEVICE,)], ids=["runtime without CDI devices", "CDI device"])
 def test_joined_container_is_held_back_with_the_reason(cause: object, devices: tuple[str, ...]) -> None:
-    """The runtime shows it in an event of the pod, the agent as a refusal; the first pod keeps its CPUs."""
+    """A container that joins a claim is held back, with one reason in runtime and agent; the first keeps its CPUs."""
     node = world()
     assert callable(cause)
     text = f"ClaimNotReserved: claim test/x {cause(node)}"
@@ -110,7 +110,7 @@ def test_joined_container_gets_no_other_cpus_instead(cause: object) -> None:
 
 
 def test_container_that_runs_elsewhere_is_refused_and_may_start_again_there() -> None:
-    """The container got CPUs before its claim was known, and a running container keeps its CPUs."""
+    """A running container whose claim is not reserved for its pod is refused, and may restart on its present CPUs."""
     node = JoinedWorld(smt_machine(8))
     node.user("b", "x", wish=Wish("2", policy="exclusive", smt="require"))
     node.start("b", "c0")
@@ -139,7 +139,7 @@ def test_joined_container_starts_once_the_claim_is_reserved_for_it() -> None:
 
 @pytest.mark.parametrize("devices", [(), (DEVICE,)], ids=["runtime without CDI devices", "CDI device"])
 def test_joined_container_does_not_start_while_the_claims_cpus_are_offline(devices: tuple[str, ...]) -> None:
-    """Its refusal says that it is not started, also on a runtime that names no CDI devices."""
+    """No container of a claim starts while the claim's CPUs are offline, with or without CDI device names."""
     node = world()
     held = CPUSet.parse(node.held("x"))
     node.topology = node.topology.with_online(node.topology.online - held)
@@ -152,7 +152,7 @@ def test_joined_container_does_not_start_while_the_claims_cpus_are_offline(devic
 
 
 def test_joined_container_of_a_claim_whose_device_is_gone_runs_on_its_cpus() -> None:
-    """A device that the node publishes no more ends no claim; one that was not granted is refused by name."""
+    """A granted claim keeps its CPUs when its device is no longer published; an ungranted one is refused by name."""
     node = world()
     node.claims(claim("y", 2, device="cpudevnuma007", pods=("b",)))
     joined = claim("x", 2, pods=("a", "b"), device="cpudevnuma007")  # granted while there was such a device

@@ -101,7 +101,7 @@ def test_emulator_keeps_the_cpus_of_its_cgroup() -> None:
 
 
 def test_emulator_keeps_the_cpus_that_libvirt_gave_it() -> None:
-    """Before KubeVirt has made the cgroup the mask of the first thread says it; vCPUs are placed beside it."""
+    """Before KubeVirt's cgroup exists, the first thread's mask has the emulator's CPUs; vCPUs are placed beside it."""
     assert str(masks_of(seen("1", "2", "5", main="3"), launcher()).emulator) == "3"
 
     placed = masks_of(seen(*["1-3,5-6"] * 4, main="6"), launcher())
@@ -135,7 +135,7 @@ def test_vcpu_that_was_just_added_is_not_taken_for_pinned() -> None:
     ],
 )
 def test_masks_wait_for_a_stable_guest(has_run: bool, seconds: float, is_placed: bool) -> None:
-    """Nothing is placed before the number of vCPUs is stable and the guest runs, or 30 seconds have gone."""
+    """No thread is pinned until the guest runs with a stable number of vCPUs, or 30 seconds have passed."""
     machine = seen(*["1-3,5-6"] * 2, has_run=has_run)
 
     assert (launcher_masks(machine, launcher(unchanged_seconds=seconds)) is not None) is is_placed
@@ -180,7 +180,7 @@ def test_erased_pins_come_back() -> None:
 
 
 def test_vcpu_of_a_lost_cpu_moves_alone() -> None:
-    """When CPUs went offline the vCPUs on them get those that came instead, core by core; all others stay."""
+    """The vCPUs whose CPUs went offline get the replacement CPUs, core by core; all others stay."""
     before = masks_of(seen("5", "6", "2", "1"), launcher("1-2,5-6"))
     lost = seen("5", "1,3,5,7", "1,3,5,7", "1", main="1,3,5,7")
 
@@ -249,7 +249,7 @@ def test_iothread_beside_an_isolated_emulator_is_not_taken_for_pinned(iothread: 
 
 
 def test_iothread_on_a_vcpus_cpu_is_libvirts_where_nothing_is_apart() -> None:
-    """Without isolation KubeVirt pins iothreads to the CPUs of vCPUs."""
+    """An I/O thread on a vCPU's CPU is libvirt's pin if emulator and I/O threads have no CPUs of their own."""
     machine = seen("1", "2", main="1-2", iothreads=(IOThread(CPUSet.parse("2")),))
     assert list(map(str, masks_of(machine, launcher("1-2")).iothreads)) == ["2"]
 
@@ -263,7 +263,7 @@ def test_emulator_beside_vcpus_is_reported_under_require() -> None:
 
 
 def test_sandbox_has_one_vcpu_on_each_cpu_when_they_are_as_many() -> None:
-    """The walk of Kata: a union, one to one by rank, and a shrink; everything else runs beside."""
+    """A sandbox with as many vCPUs as CPUs has one vCPU on each; after a shrink all vCPUs share the rest."""
     machine = seen(*["0-7"] * 4, main="0-7", iothreads=(IOThread(HELD),))
     union_of_both = CPUSet.parse("2-3,6-7")
     masks = sandbox_masks(machine, union_of_both, union_of_both)
@@ -331,7 +331,7 @@ def machines(draw: st.DrawFn) -> tuple[VMSeen, Launcher]:
 
 @given(machines())
 def test_masks_are_whole_inside_and_stay(drawn: tuple[VMSeen, Launcher]) -> None:
-    """Every thread gets CPUs of the set, vCPUs one each or all the same; and masks that hold are not changed again."""
+    """Each thread gets CPUs of the set, vCPUs one each or all the same ones, and a second call changes nothing."""
     machine, place = drawn
     masks = masks_of(machine, place)
     everything = [*masks.vcpus, *masks.iothreads, masks.emulator, masks.pit, masks.aside]
@@ -374,7 +374,7 @@ def test_added_vcpus_get_the_cpus_that_the_emulator_had_alone(
     ("role", "rank", "cpus"),
     [
         (Role.VCPU, 1, "2"),
-        (Role.VCPU, 2, "0"),  # added in the meantime
+        (Role.VCPU, 2, "0"),  # a vCPU hotplugged after the masks were made
         (Role.IOTHREAD, 0, "3"),
         (Role.IOTHREAD, 1, "0"),
         (Role.PIT, 0, "4"),

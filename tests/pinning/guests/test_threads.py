@@ -51,7 +51,7 @@ def test_place_in_the_guest(
 
 
 def test_places_follow_the_order_of_vcpus() -> None:
-    """Hot-added vCPUs leave gaps: each keeps its own index."""
+    """A vCPU's place in the guest follows from its own index, with gaps after hotplug."""
     assert [place.socket for place in VMThreads(QEMU, THREADS, "names").guest_ids(1, 1)] == [0, 6, 7]
 
 

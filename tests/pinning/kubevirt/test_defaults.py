@@ -133,7 +133,7 @@ def test_everything_may_be_absent() -> None:
 
 
 def test_unreadable_amount_raises() -> None:
-    """Defaulting alone, without the review around it, says which amount it cannot read."""
+    """Defaulting raises an error that names the unreadable amount."""
     with pytest.raises(BadQuantity, match="'lots' is not"):
         defaulted(vmi(limits={"cpu": "lots"}), SETTINGS)
 

@@ -41,7 +41,7 @@ def test_mask_selects(mask: str, selected: set[int]) -> None:
     "mask", [" ", ",", "0,", "a-b", "1-", "-1", "^", "^^1", "^0-1", "0 - 1", "1;2", "٣", "1\n2"]
 )
 def test_bad_mask(mask: str) -> None:
-    """What is none of the three forms is refused, with the item."""
+    """An item that is none of the three forms is refused and named."""
     with pytest.raises(BadContract, match="is none of the forms 3, 0-3 and \\^3"):
         RealtimeMask.parse(mask)
 

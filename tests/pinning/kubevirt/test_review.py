@@ -87,7 +87,7 @@ def test_missing_template(kind: Kind, spec: VirtSpec, field: str) -> None:
 
 
 def test_metadata_of_the_template() -> None:
-    """The annotations that the VMI will have are its own, or those of the template."""
+    """The annotations that the VMI will have are its own, or the template's."""
     own = find_template(Kind.VMI, {"annotations": {"a": "b"}}, {})
     inner = find_template(Kind.POOL, {"annotations": {"c": "d"}}, wrapped(Kind.POOL, {}, {"a": "b"}))
     bare = find_template(Kind.VM, {}, {"template": {}})
@@ -203,7 +203,7 @@ def test_half_a_topology_is_not_judged() -> None:
 
 
 def test_refused_is_not_warned() -> None:
-    """A refused object gets no warnings: the numbers they would speak of are to change."""
+    """A refused object has no warnings."""
     odd = vmi(dedicated(cores=3))
     assert review(odd).warnings
     assert not review({**odd, "architecture": "x"}).warnings
@@ -234,7 +234,7 @@ UNFINISHED = [
 def test_instancetype_may_bring_what_is_missing(
     kind: Kind, matcher: str, spec: VMISpec, expected: list[str]
 ) -> None:
-    """Beside an instancetype or a preference only those rules apply that neither can change."""
+    """For an object with an instancetype or a preference only the rules apply that neither can change."""
     causes, warnings = review_vmi(kind, {}, wrapped(kind, spec, **{matcher: {"name": "u1"}}), SETTINGS)
     assert [cause.field.partition(".domain.")[2] for cause in causes] == expected
     assert warnings == ()
@@ -288,7 +288,7 @@ def test_memory_hotplug_of_vms(
 
 
 def test_sockets_over_maximum_are_one_cause() -> None:
-    """KubeVirt tells a VM about its sockets twice; corepin does once."""
+    """Too many sockets of a VM are one cause, while KubeVirt reports two."""
     spec = wrapped(Kind.VM, vmi({"sockets": 8, "maxSockets": 4}))
     assert len(review_vmi(Kind.VM, {}, spec, SETTINGS).causes) == 1
 

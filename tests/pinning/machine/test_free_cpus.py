@@ -8,7 +8,7 @@ from tests.pinning.nodes import SNC
 
 
 def test_cpus_are_counted_on_each_node() -> None:
-    """Those that claims can have, and those of these that are free; a node without any has zeros."""
+    """For each NUMA node the CPUs that claims can have, and the free ones among them, are counted; both may be 0."""
     pool, free = SNC.online - SNC.numa_nodes[0], SNC.numa_nodes[1] | SNC.numa_nodes[0]
     found = zone_cpus(SNC, pool, free, SNC.numa_nodes[0])
     size = len(SNC.numa_nodes[1])

@@ -41,7 +41,7 @@ def quiet(text: str, online: str = "0-7") -> Quiet:
     },
 )
 def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish, found: bool) -> None:
-    """Quiet CPUs are those of exclusive containers that ask, with their idle siblings."""
+    """Quiet CPUs are those of exclusive containers with `noise-policy: quiet`, and their idle siblings."""
     node = World(SNC)
     node.add("a", [wish])
     node.run_all()
@@ -61,7 +61,7 @@ def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish
 def test_crios_annotation_means_quiet_under_other_runtimes(
     noise: str | None, is_crio: bool, found: bool
 ) -> None:
-    """CRI-O itself keeps interrupts off by it, so that corepin leaves that to it."""
+    """CRI-O's interrupt annotation makes CPUs quiet, except under CRI-O, which moves the interrupts itself."""
     node = World(SNC)
     node.add("a", [Wish("2", policy="exclusive", noise=noise)])
     node.run_all()
@@ -113,7 +113,7 @@ def test_interrupts_need_two_other_cpus(text: str, online: str, reason: str) -> 
     },
 )
 def test_an_interrupt_goes_to_other_cpus(original: str, node: Quiet, near: str, wanted: str) -> None:
-    """It keeps those of its own that are not quiet, as long as one of them is online."""
+    """An interrupt keeps the CPUs of its affinity that are not quiet; if none is online it goes to other CPUs."""
     assert away(cpus(original), node, cpus(near)) == cpus(wanted)
 
 
@@ -139,7 +139,7 @@ def beside(stay: str, home: str = "", online: str = "0-7") -> Quiet:
 def test_an_interrupt_that_is_kept_uses_the_cpus_of_its_container(
     original: str, node: Quiet, wanted: str
 ) -> None:
-    """A glob leaves it what it has there, and the interrupts of devices are bound to these CPUs."""
+    """A kept interrupt may stay on its container's quiet CPUs, and a device's interrupts are bound to them."""
     assert away(cpus(original), node) == cpus(wanted)
 
 
@@ -154,13 +154,13 @@ def test_an_interrupt_that_is_kept_uses_the_cpus_of_its_container(
     },
 )
 def test_moves_against_the_policy_are_foreign(now: str, node: Quiet, is_foreign: bool) -> None:
-    """As for others, a move that breaks no promise is that of an operator or driver."""
+    """A move by another program that breaks no policy counts as the choice of an operator or driver, not as foreign."""
     taken = Taken(cpus("0-7"), (cpus("4-7"),), "eth0")
     assert decide(cpus(now), taken, node, proven=cpus("4-7")).is_foreign is is_foreign
 
 
 def test_policies_change_while_interrupts_are_taken() -> None:
-    """Originals survive each change, and come back."""
+    """The original affinity of an interrupt survives changes of policy, and is restored at the end."""
     taken = Taken(cpus("0-7"), (cpus("0-3,7"),), "eth0")
     home = decide(cpus("0-3,7"), taken, beside("4-5", "4-5"))
     assert home == Decision(Taken(cpus("0-7"), (cpus("0-3,7"), cpus("4-5")), "eth0"), cpus("4-5"))
@@ -173,7 +173,7 @@ def test_policies_change_while_interrupts_are_taken() -> None:
 def test_a_kept_interrupt_fires_on_quiet_cpus_of_its_containers_alone(
     original: CPUSet, shut: CPUSet, may: CPUSet, up: CPUSet, has_home: bool
 ) -> None:
-    """It is never left without an online CPU if it had one."""
+    """Of quiet CPUs a kept interrupt uses only its containers', and it never loses its last online CPU."""
     stay = Stay(may & shut, may & shut if has_home else EMPTY)
     node = Quiet(shut, up, stay)
     wanted = away(original, node)
@@ -253,7 +253,7 @@ OURS = Taken(cpus("0-7"), (cpus("0-3,6-7"),), "eth0")
 def test_a_decision(
     now: str, taken: Taken | None, node: Quiet, facts: dict[str, CPUSet], decision: Decision
 ) -> None:
-    """An interrupt is the agent's while its affinity is one that it wrote."""
+    """The agent changes or restores an interrupt only while its affinity is one that the agent wrote."""
     assert decide(cpus(now), taken, node, **facts) == decision  # type: ignore[arg-type]
 
 
@@ -281,7 +281,7 @@ MOVING = Taken(cpus("0-7"), (cpus("0-3,6-7"), cpus("0-4,7")))
 def test_an_interrupt_requested_under_a_narrow_default(
     now: str, default: Taken | None, online: str, near: str, original: str | None
 ) -> None:
-    """It is restored to the original default, if its CPUs are exactly those that the kernel gives it."""
+    """An interrupt requested under a narrowed default affinity is recorded with the original default to restore."""
     record = Taken(cpus(original), (cpus(now),)) if original else None
     assert born(cpus(now), default, cpus(online), cpus(near)) == record
 

@@ -19,7 +19,7 @@ def lscpu(*rows: dict[str, Any]) -> str:
 
 
 def test_lscpu_of_a_new_util_linux() -> None:
-    """Numbers, booleans and nulls, as util-linux 2.37 and later print them."""
+    """Output of util-linux 2.37 and later is read: numbers, booleans and nulls."""
     topology = read_lscpu(
         lscpu(
             {"cpu": 0, "node": 0, "socket": 0, "core": 0, "l1d:l1i:l2:l3": "0:0:0:0", "online": True},
@@ -37,7 +37,7 @@ def test_lscpu_of_a_new_util_linux() -> None:
 
 
 def test_lscpu_of_an_old_util_linux() -> None:
-    """Strings, yes and no, and dashes, as util-linux 2.34 prints them; an offline CPU with a core is kept."""
+    """Output of util-linux 2.34 is read: strings, yes/no and dashes; an offline CPU with a core is kept."""
     topology = read_lscpu(
         lscpu(
             {"cpu": "0", "core": "0", "online": "yes"},

@@ -44,7 +44,7 @@ def test_nearest_nodes_with_cpus(node: int, beside: str) -> None:
 
 
 def test_a_node_whose_cpus_are_offline_has_nearest_nodes() -> None:
-    """CPUs that do not run are near nothing; of equally near nodes all count."""
+    """For a node with offline CPUs the nearest nodes with online CPUs count, all of them at equal distance."""
     assert str(nodes_beside(SNC.with_online(CPUSet(range(12))), 4)) == "2"
     assert str(nodes_beside(SNC.with_online(CPUSet(range(8))), 4)) == "0-1"
     assert nodes_beside(replace(SNC, distances={}), 4) == EMPTY
@@ -52,7 +52,7 @@ def test_a_node_whose_cpus_are_offline_has_nearest_nodes() -> None:
 
 @given(topologies(), st.integers(0, 100))
 def test_no_node_with_cpus_is_nearer(topology: Topology, node: int) -> None:
-    """The nodes beside a node have online CPUs, and all other such nodes are farther."""
+    """The nodes beside a node have online CPUs, and no other node with online CPUs is as near."""
     beside, living = nodes_beside(topology, node), topology.nodes_of(topology.online)
 
     assert beside <= living
@@ -77,7 +77,7 @@ def test_homes_reach_every_device(devices: list[CPUSet]) -> None:
 
 @given(devices_told)
 def test_one_home_if_one_node_is_near_all(devices: list[CPUSet]) -> None:
-    """There is one home exactly if a node is near all devices, and it has all such nodes."""
+    """There is a single home if and only if one NUMA node is near all devices."""
     known = [nodes for nodes in devices if nodes]
     common = CPUSet(node for node in range(7) if known and all(node in nodes for nodes in known))
 
@@ -104,13 +104,13 @@ def test_a_device_may_have_no_node() -> None:
     ],
 )
 def test_others_come_by_distance(distances: bool, nodes: str, groups: list[str]) -> None:
-    """Beside the given nodes come the nearest others, those of their package first."""
+    """After the given nodes come the others by distance, or without distances those of the same package first."""
     topology = SNC if distances else replace(SNC, distances={})
     assert [str(group) for group in rings(topology, CPUSet.parse(nodes))] == groups
 
 
 def test_a_flat_table_leaves_the_package_first() -> None:
-    """At one distance the nodes in the same package are nearer."""
+    """If all distances are equal the nodes in the same package are nearer."""
     flat = {node: {other: 10 if node == other else 20 for other in range(4)} for node in range(4)}
     assert [str(group) for group in rings(replace(SNC, distances=flat), CPUSet([0]))] == ["0", "1", "2-3"]
 
@@ -140,7 +140,7 @@ def test_rings_hold_every_node_once(topology: Topology, nodes: CPUSet) -> None:
     ],
 )
 def test_shares_follow_the_devices(count: int, unit: int, devices: list[int], given: tuple[int, ...]) -> None:
-    """CPUs are shared in whole cores by the number of devices."""
+    """CPUs are divided between home nodes in whole cores, in proportion to the devices of each."""
     assert shares(count, unit, devices) == given
 
 
@@ -161,7 +161,7 @@ def test_shares_add_up(count: int, unit: int, devices: list[int]) -> None:
     st.lists(st.tuples(st.integers(1, 30), st.integers(0, 200)), min_size=1, max_size=6),
 )
 def test_shares_are_as_if_given_in_turns(count: int, unit: int, homes: list[tuple[int, int]]) -> None:
-    """Each unit goes to a home that has none, else to that with most devices for each unit it would have then."""
+    """CPUs are assigned one unit at a time: first to home nodes without any, then to the one with most devices per unit."""
     given = [0] * len(homes)
     while (left := count - sum(given)) and (
         open_homes := [home for home, (_, room) in enumerate(homes) if given[home] < room]
@@ -183,12 +183,12 @@ def test_shares_are_as_if_given_in_turns(count: int, unit: int, homes: list[tupl
     ],
 )
 def test_shares_respect_the_rooms(count: int, rooms: list[int], given: tuple[int, ...] | None) -> None:
-    """What does not fit in one home goes to the others."""
+    """If a home has too little room for its share, the other homes get more."""
     assert shares(count, 2, [3, 1], rooms) == given
 
 
 def test_devices_in_words() -> None:
-    """By resource, without those of unknown nodes, and at most three."""
+    """Devices are listed by resource with their NUMA nodes, at most three, without those of unknown nodes."""
     devices = [Device(f"e.com/{name}", CPUSet([1])) for name in "edcba"]
     some = [Device("b", CPUSet([1])), Device("a", EMPTY), Device("b", CPUSet([0])), Device("c", CPUSet([77]))]
     assert devices_text(SNC, some) == "b on NUMA nodes 0-1"
@@ -216,7 +216,7 @@ def test_more_cpus_and_more_homes_are_nearer() -> None:
     ],
 )
 def test_what_is_near_its_devices(cpus: str, near: list[bool | None]) -> None:
-    """All CPUs are on the devices' nodes, and some beside each; of a device without a node nothing is known."""
+    """CPUs are near devices if all are on the devices' nodes and some beside each; unknown if a device has no node."""
     devices = [
         Device("b", CPUSet([1])),
         Device("c", EMPTY),

@@ -62,7 +62,7 @@ def test_a_node_of_memory_alone_stands_for_the_nearest_with_cpus() -> None:
 
 
 def test_ignored_resources_set_no_limit() -> None:
-    """Their devices have no part in where containers are placed."""
+    """Ignored resources set no limit to the free CPUs, because their devices do not influence placement."""
     devices = {**free("0"), **free("0", kind=NIC), **free(kind="x.example/kvm")}
     ignored = FreeDevices(devices, ("*/nic", "*/kvm"))
     assert rooms(SNC, FREE, TOTAL, ignored) == {GPU: 3, NIC: TOTAL, "x.example/kvm": 0}
@@ -85,12 +85,12 @@ def test_ignored_resources_set_no_limit() -> None:
     ],
 )
 def test_the_nodes_that_no_lower_one_replaces(devices: Kinds, expected: set[int]) -> None:
-    """A lower node with as many devices of every kind is taken instead."""
+    """A NUMA node is left out if a lower one has as many devices of every kind, because the kubelet takes that one."""
     assert first_nodes(devices) == frozenset(expected)
 
 
 def test_more_nodes_than_are_compared_may_all_be_taken() -> None:
-    """The kubelet has no topology manager there either."""
+    """Above MOST_NODES NUMA nodes none is left out, because the kubelet's topology manager does not run there."""
     many = free(*map(str, range(MOST_NODES + 1)))
     assert first_nodes(many) is None
     assert rooms(SNC, FREE, TOTAL, FreeDevices(many, is_lowest_first=True)) == {GPU: 3}

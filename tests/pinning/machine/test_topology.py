@@ -102,7 +102,7 @@ def test_online_and_isolated_leave_out_unknown_cpus() -> None:
 
 
 def test_an_unknown_cpu_is_refused() -> None:
-    """core_of a CPU that does not exist names the CPU and those that do."""
+    """Asking for the core of an unknown CPU is an error that names the CPU and the known ones."""
     topology = assemble([CPUFacts(cpu, cpu, 0, 0) for cpu in (0, 1)], CPUSet([0, 1]))
 
     with pytest.raises(UnknownCPU, match=r"CPU 7 is none of this machine's CPUs 0-1"):
@@ -128,7 +128,7 @@ def test_a_machine_without_cpus_is_refused() -> None:
 @pytest.mark.parametrize("damage", ["cores", "packages", "coreTypes", "online", "distances"])
 @pytest.mark.parametrize("value", [None, ["x"], {"0-1": "x"}, 7, [""]])
 def test_a_damaged_record_is_refused(damage: str, value: object) -> None:
-    """Whatever is wrong with a record, the answer is BadTopology."""
+    """Any damage of a saved topology raises BadTopology."""
     saved = assemble([CPUFacts(0, 0, 0, 0)], CPUSet([0])).to_dict() | {damage: value}
 
     with pytest.raises(BadTopology, match="saved topology is damaged"):
@@ -167,5 +167,5 @@ def test_distances_survive_a_record() -> None:
     },
 )
 def test_rows_of_distances_are_read(rows: Mapping[int, str], distances: object) -> None:
-    """Rows that are not whole, as while a node goes offline, give none."""
+    """Incomplete rows of distances, as while a node goes offline, are read as no distances."""
     assert distances_of(rows) == distances

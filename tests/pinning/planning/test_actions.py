@@ -1,4 +1,4 @@
-"""The order of writes, case by case; `test_plan_properties` executes every order that is allowed."""
+"""The order of a plan's writes, case by case; `test_plan_properties` executes every order that is allowed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SETS = node_sets(TOPOLOGY, TOPOLOGY.online, DEFAULT)
 def written(before: str, after: str, current: str, sets: NodeSets = SETS) -> list[str]:
     """Return the actions as "kind container cpus < containers it waits for".
 
-    `before` and `after` are ledgers and `current` is what runs where: "a=1,5/idle b=2s" (s for share),
-    "a=0-7 b=c2" (c for created).
+    `before` and `after` are ledgers, and `current` has the CPUs on which each container runs,
+    as "a=1,5/idle b=2s" (s: shared) and "a=0-7 b=c2" (c: created).
     """
     observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(_running(current)))
     actions = plan_actions(observed, _ledger(before), RunSets(_ledger(after), sets))
@@ -141,7 +141,7 @@ def _running(text: str) -> list[SeenContainer]:
     },
 )
 def test_writes_and_their_order(before: str, after: str, current: str, expected: list[str]) -> None:
-    """Shrinks come before grants and widenings, and writes that do not overlap do not wait."""
+    """Writes that shrink a cpuset come before grants and widenings, and writes that do not overlap do not wait."""
     assert written(before, after, current) == expected
 
 
@@ -193,7 +193,7 @@ SHARING = frozenset({PoolUse(SharedPool.INFRA)})
 def test_who_runs_on_more_than_it_owns(
     before: str, after: str, current: str, home: str, expected: list[str]
 ) -> None:
-    """The shared part of container `a` shrinks before grants and widens last; its own part is an owner's."""
+    """A container leaves shared CPUs before another container is granted them, and its cpuset is widened last."""
     seen = [replace(it, home=CPUSet.parse(home)) if it.id == "a" else it for it in _running(current)]
     observed = Observed(TOPOLOGY, TOPOLOGY.online, containers=tuple(seen))
     run_sets = RunSets(_ledger(after), SETS, {Owner("a", "c"): SHARING})
@@ -207,7 +207,7 @@ def test_who_runs_on_more_than_it_owns(
 
 
 def test_a_circle_is_broken_by_stepping_aside() -> None:
-    """Two owners that swap CPUs are moved by way of the shared set."""
+    """If two owners swap CPUs, one of them moves to the shared set first."""
     assert written("a=1 b=2", "a=2 b=1", "a=1 b=2") == [
         "shrink a 0,3-7",
         "grant b 1 < shrink a",
@@ -216,7 +216,7 @@ def test_a_circle_is_broken_by_stepping_aside() -> None:
 
 
 def test_beside_a_strict_reserve_a_circle_is_broken_on_the_reserved_cpus() -> None:
-    """No owner runs beside another one while three containers take each other's CPUs, the shared one too."""
+    """Beside a strict reserve, one of three containers that exchange CPUs moves to the reserved CPUs first."""
     strict = node_sets(TOPOLOGY, TOPOLOGY.online, NodeConfig(strict_reserved=True))
     assert written("a=1 b=2 x=5-7", "a=2 b=3 x=5-7", "a=1 b=2 n=3 x=5-7", strict) == [
         "shrink a 0,4",
@@ -227,13 +227,13 @@ def test_beside_a_strict_reserve_a_circle_is_broken_on_the_reserved_cpus() -> No
 
 
 def test_a_circle_without_a_way_round_is_still_left() -> None:
-    """If the only shared CPUs belong to owners that swap, one of them moves directly."""
+    """If owners exchange CPUs and no shared CPU is free of them, one of them moves directly to its new CPUs."""
     before, current = "a=1 b=2 x=0,3-7", "a=1 b=2 x=0,3-7"
     assert written(before, "a=2 b=1", current) == ["grant a 2", "grant b 1 < grant a"]
 
 
 def test_containers_of_one_pool_share_what_they_wait_for() -> None:
-    """Dependencies are grouped by pool, since one for each pair of containers would be millions."""
+    """Containers in one pool share one list of dependencies, because one for each pair would be millions."""
     node = World(smt_machine(64))
     for uid in range(4):
         names = [f"c{at}" for at in range(30)]

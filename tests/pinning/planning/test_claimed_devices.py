@@ -1,4 +1,4 @@
-"""Devices of ResourceClaims as a plan sees them: waited for where they are looked up, else shown as not known."""
+"""Devices of ResourceClaims in a plan: a container waits for them if they are looked up, else they are not known."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def observed(devices: dict[Owner, tuple[Device, ...]], *, looks_up: bool) -> Obs
 
 
 def test_claims_are_named_by_containers_that_the_kubelet_lists() -> None:
-    """Ordinary init containers are not listed."""
+    """The claims of containers and sidecars are listed, not those of ordinary init containers."""
     assert pod().named_claims == {"side": {"gpu"}, "main": {"gpu"}}
 
 
@@ -57,13 +57,13 @@ def test_claims_are_named_by_containers_that_the_kubelet_lists() -> None:
 def test_claims_that_are_not_looked_up_are_not_known(
     container: str, role: Role, devices: tuple[Device, ...]
 ) -> None:
-    """Each claim is a device without a node, and nothing waits for it."""
+    """If claims are not looked up, each is a device without a NUMA node, and no container waits for it."""
     owner, node = Owner("a", container), observed({}, looks_up=False)
     assert (node.devices_of(owner, role), node.why_unknown(owner, role)) == (devices, "")
 
 
 def test_claims_that_are_looked_up_are_waited_for() -> None:
-    """A container waits for its own devices, an init container and the pool of the pod for those of all others."""
+    """If claims are looked up, a container waits for its own devices, and an init container and the pool for all others'."""
     main, side = Owner("a", "main"), Owner("a", "side")
     node = observed({side: (GPU,)}, looks_up=True)
     assert node.devices_of(side, Role.SIDECAR) == (GPU,)
@@ -78,7 +78,7 @@ def test_claims_that_are_looked_up_are_waited_for() -> None:
 
 
 def test_claims_of_a_pod_that_is_not_shown_are_not_known() -> None:
-    """Without the pod it is not known which claims its containers name."""
+    """While the pod is unknown, it is not known which claims its containers name."""
     node = Observed(SNC, SNC.online)
     assert node.devices_of(Owner("a", "main"), Role.MAIN) == ()
     assert node.why_unknown(Owner("a", ""), Role.MAIN) == ""

@@ -1,4 +1,4 @@
-"""Memory binding in the plan: beside the CPUs, on nodes with memory, and not against the kubelet."""
+"""Memory binding in the plan: to the CPUs' NUMA node if it has memory, and not under the kubelet's Memory Manager."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FREE = replace(BOUND, memory="free")
 
 
 def mems(node: World, uid: str = "a") -> str:
-    """Return the NUMA nodes that a container is bound to when it starts."""
+    """Return the NUMA nodes to which a container's memory is bound at its start."""
     assignment = node.ledger.of(Owner(uid, "c0"))
     assert assignment is not None
     return str(assignment.mems)
 
 
 def with_memory(node: World, nodes: str) -> World:
-    """Return the node with memory on these NUMA nodes only."""
+    """Return the node with memory only on these NUMA nodes."""
     node.topology = replace(node.topology, known_memory_nodes=CPUSet.parse(nodes))
     return node
 
 
 def test_memory_is_bound_to_the_node_of_the_cpus() -> None:
-    """Two sockets are two NUMA nodes: each container is bound to its own."""
+    """On two sockets that are NUMA nodes, the memory of each container is bound to the node of its CPUs."""
     node = one_pod(BOUND, sockets=2)
     node.add("b", [replace(BOUND, cpu="8")])
     assert reasons(node.run_all()) == {}
@@ -43,12 +43,12 @@ def test_memory_is_bound_to_the_node_of_the_cpus() -> None:
     ids=["free", "unsaid", "packed"],
 )
 def test_memory_stays_free_elsewhere(wish: Wish) -> None:
-    """Without `bind`, or without `single` beside it, nothing is bound."""
+    """Memory is bound only under `bind` together with `single`."""
     assert mems(one_pod(wish, sockets=2)) == ""
 
 
 def test_an_edit_counts_from_the_next_start() -> None:
-    """What a container is bound to when it starts follows the annotation, and its CPUs stay."""
+    """An edit of the memory annotation applies at the container's next start, and changes no CPUs."""
     node = one_pod(FREE, sockets=2)
     before = node.holds("a")
     edit(node, "a", BOUND)
@@ -58,7 +58,7 @@ def test_an_edit_counts_from_the_next_start() -> None:
 
 
 def test_cpus_beside_memory_come_first() -> None:
-    """A container whose memory is bound gets CPUs of a NUMA node with memory, though another one is as free."""
+    """A container whose memory is bound gets CPUs of a NUMA node with memory, even if another node has as many free CPUs."""
     node = with_memory(world(sockets=2), "1")
     node.add("a", [BOUND])
     node.add("b", [FREE])
@@ -68,7 +68,7 @@ def test_cpus_beside_memory_come_first() -> None:
 
 
 def test_cpus_without_memory_beside_them_are_better_than_none() -> None:
-    """If only a NUMA node without memory is free the container gets its CPUs unbound, with a refusal that says so."""
+    """If only a NUMA node without memory is free, the container gets CPUs without bound memory, and a refusal says so."""
     node = with_memory(one_pod(replace(BOUND, cpu="8"), sockets=2), "1")
     node.run_all()
     node.add("b", [BOUND])
@@ -81,7 +81,7 @@ def test_cpus_without_memory_beside_them_are_better_than_none() -> None:
 
 
 def test_beside_the_memory_manager_nothing_is_bound() -> None:
-    """The kubelet's Memory Manager decides where memory lies: the CPUs are given, the memory is refused."""
+    """If the kubelet's Memory Manager binds memory, a container gets its CPUs, and its memory binding is refused."""
     node = one_pod(BOUND, sockets=2, kubelet_binds_memory=True)
     (refusal,) = node.run_all().refusals
     assert (node.holds("a"), mems(node)) == ("1,9", "")
@@ -90,7 +90,7 @@ def test_beside_the_memory_manager_nothing_is_bound() -> None:
 
 
 def test_a_claim_that_holds_nothing_is_refused_once() -> None:
-    """A container without CPUs has one refusal, and none about its memory."""
+    """A container whose CPUs are refused has no second refusal about its memory."""
     node = one_pod(replace(BOUND, cpu="16"), sockets=2)
     assert reasons(node.run_all()) == {"test/pod-a/c0": "NotEnoughCPUs"}
 
@@ -104,7 +104,7 @@ def test_a_claim_that_holds_nothing_is_refused_once() -> None:
     ],
 )
 def test_a_limit_above_the_memory_is_warned_about(size: int | None, says: str) -> None:
-    """A container with a limit above its NUMA node's memory has a warning: it could be OOM killed."""
+    """A container whose limit is above its NUMA node's memory gets a warning, because it could be OOM killed."""
     node = one_pod(BOUND, sockets=2)
     (assignment,) = node.ledger
     told = too_much_memory(assignment, replace(node.topology, memory={} if size is None else {0: size}))

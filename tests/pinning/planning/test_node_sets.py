@@ -17,7 +17,7 @@ from tests.tables import table
 
 
 def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSets:
-    """Return the sets of a machine that is wholly online."""
+    """Return the sets of a machine on which every CPU is online."""
     return node_sets(topology, topology.online, NodeConfig(reserved=CPUSet.parse(reserved), pools=pools))
 
 
@@ -34,7 +34,7 @@ def cut(topology: Topology, reserved: str, pools: StaticPools | None) -> NodeSet
 def test_cmk_cuts_a_quad_core_like_this(
     isolated: str, reserved: str, counts: tuple[int, int], exclusive: str, shared: str, infra: str
 ) -> None:
-    """CMK's own test facts hold; its infra pool is what remains."""
+    """The pools of CMK's own test machine are as in CMK's tests, and its infra pool is the rest."""
     sets = cut(smt_machine(4, isolated=isolated), reserved, StaticPools(*counts))
     assert str(sets.pools.exclusive) == exclusive
     assert str(sets.pools.set_aside) == shared
@@ -45,13 +45,13 @@ def test_cmk_cuts_a_quad_core_like_this(
     ("mode", "exclusive"), [("packed", "2-3,12-13"), ("spread", "2,5,12,15")], ids=["packed", "spread"]
 )
 def test_modes(mode: str, exclusive: str) -> None:
-    """Packed goes through the sockets in order, spread takes from them in turns."""
+    """Mode packed takes exclusive cores socket by socket, and mode spread takes them from the sockets in turn."""
     pools = StaticPools(exclusive_cores=2, exclusive_mode=mode)  # type: ignore[arg-type]
     assert str(cut(smt_machine(10, sockets=2), "0-1", pools).pools.exclusive) == exclusive
 
 
 def test_non_isolcpus_cores_are_the_listed_ones() -> None:
-    """A listed CPU stands for its core, and no other pool takes it."""
+    """A CPU in the list of non-isolcpus cores adds its whole core to that pool, and no other pool takes the core."""
     pools = StaticPools(1, 0, CPUSet.parse("0,3-5"))
     sets = cut(smt_machine(8, isolated="1,2,9,10"), "7", pools)
     assert str(sets.pools.non_isolcpus) == "0,3-5,8,11-13"
@@ -60,7 +60,7 @@ def test_non_isolcpus_cores_are_the_listed_ones() -> None:
 
 
 def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
-    """Dynamic pools: only isolated cores are kept from the non-isolcpus resource."""
+    """With dynamic pools every allocatable CPU can be exclusive; the non-isolcpus resource excludes isolated cores."""
     sets = cut(smt_machine(4, isolated="1,5"), "0", None)
     assert (str(sets.pools.exclusive), str(sets.pools.non_isolcpus)) == ("1-3,5-7", "2-3,6-7")
     assert sets.pools.set_aside == EMPTY
@@ -77,7 +77,7 @@ def test_without_static_pools_everything_allocatable_can_be_exclusive() -> None:
     },
 )
 def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
-    """A configuration that the machine cannot follow is refused at start, with what there is."""
+    """If the machine has too few cores for the pools, the configuration is refused at start, with the machine's CPUs."""
     isolated = "1,5" if "isolcpus" in message else ""
     topology = smt_machine(4, isolated=isolated)
     with pytest.raises(BadContract, match=message):
@@ -95,7 +95,7 @@ def test_pools_that_do_not_fit(pools: StaticPools, message: str) -> None:
     },
 )
 def test_strict_reserve_is_not_shared(isolated: str, pools: StaticPools | None, shared: str) -> None:
-    """With `strictReserved` the shared set is what it is without, less the reserved CPUs."""
+    """With `strictReserved` the shared set does not contain the reserved CPUs."""
     topology = smt_machine(4, isolated=isolated)
     config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True, pools=pools)
     sets = node_sets(topology, topology.online, config)
@@ -104,7 +104,7 @@ def test_strict_reserve_is_not_shared(isolated: str, pools: StaticPools | None, 
 
 
 def test_strict_reserve_needs_a_cpu_beside_pools_and_reserve() -> None:
-    """Pools that take all other cores stop the agent with the numbers; hotplug later never empties the shared set."""
+    """Pools that take all other cores are refused with the numbers, and later hotplug never leaves the shared set empty."""
     topology = smt_machine(4)
     config = NodeConfig(reserved=CPUSet([0]), strict_reserved=True, pools=StaticPools(2, 1))
     numbers = (
@@ -117,7 +117,7 @@ def test_strict_reserve_needs_a_cpu_beside_pools_and_reserve() -> None:
 
 
 def test_reserved_must_exist_and_leave_something() -> None:
-    """Reserved CPUs that do not exist, or that are all there are, are refused."""
+    """Reserved CPUs are refused if they do not exist, or if they are all CPUs of the machine."""
     topology = smt_machine(2)
     for reserved, message in (
         ("9", "reserved: CPUs 9 do not exist; name CPUs of this machine, which has 0-3"),
@@ -130,7 +130,7 @@ def test_reserved_must_exist_and_leave_something() -> None:
 
 @pytest.mark.parametrize(("cores", "universe", "message"), [(1, "0-1", "CPUs 0-1"), (4, "2", "CPUs 2")])
 def test_a_machine_of_one_core_is_refused(cores: int, universe: str, message: str) -> None:
-    """A machine with one usable core is refused with the remedy of a larger one."""
+    """A machine with only one usable core is refused, with the remedy to use a larger one."""
     topology = smt_machine(cores)
     for reserved in (None, CPUSet.parse(universe)):
         with pytest.raises(BadContract, match=rf"only one core .*{message}.* two cores or more") as refused:
@@ -139,7 +139,7 @@ def test_a_machine_of_one_core_is_refused(cores: int, universe: str, message: st
 
 
 def test_reserved_is_whole_cores_and_stays_when_cpus_go_offline() -> None:
-    """The default is the core of the lowest CPU, running or not; a named CPU stands for its core."""
+    """The default reserve is the core of the lowest CPU, online or not, and a configured CPU reserves its whole core."""
     topology = smt_machine(4)
     online = topology.online - CPUSet([0])
     assert str(node_sets(topology, topology.online, DEFAULT).reserved) == "0,4"
@@ -148,7 +148,7 @@ def test_reserved_is_whole_cores_and_stays_when_cpus_go_offline() -> None:
 
 
 def test_a_pod_root_that_is_narrower_is_the_machine() -> None:
-    """CPUs outside the kubelet's pod root count as offline, and the lowest inside is reserved."""
+    """CPUs outside of the kubelet's pod root count as offline, and the lowest core inside is reserved."""
     topology = smt_machine(4)
     sets = node_sets(topology, CPUSet.parse("1-3,5-7"), DEFAULT)
     assert (str(sets.reserved), str(sets.allocatable), str(sets.topology.online)) == (
@@ -168,7 +168,7 @@ def test_a_pod_root_that_is_narrower_is_the_machine() -> None:
     },
 )
 def test_the_shared_set(isolated: str, shared: str) -> None:
-    """Everyone else runs on what is neither isolated nor set aside, as long as there is such a CPU."""
+    """The shared set contains no isolated CPUs and none of CMK's shared pool, if other CPUs remain."""
     topology = smt_machine(4, isolated=isolated)
     sets = NodeSets(topology, topology.online, EMPTY, Pools(EMPTY, EMPTY, CPUSet.parse("1,5")))
     assert str(sets.shared(Ledger())) == shared
@@ -185,7 +185,7 @@ def test_the_shared_set(isolated: str, shared: str) -> None:
     },
 )
 def test_shared_set_of_static_pools(isolated: str, universe: str, shared: str) -> None:
-    """Idle cores of the exclusive pools are in it only where nothing else runs, because it must not be empty."""
+    """The shared set contains idle cores of the exclusive pools only if no other CPU remains for it."""
     topology = smt_machine(6, isolated=isolated)
     config = NodeConfig(reserved=CPUSet([0]), pools=StaticPools(exclusive_cores=2, shared_cores=1))
     online = CPUSet.parse(universe)
@@ -195,14 +195,14 @@ def test_shared_set_of_static_pools(isolated: str, universe: str, shared: str) -
 
 
 def test_listed_cores_are_no_shared_ones() -> None:
-    """Cores of the pool outside isolcpus stay free for their claims too."""
+    """Cores of the exclusive-non-isolcpus pool are not in the shared set, even if no container owns them."""
     pools = StaticPools(exclusive_non_isolcpus=CPUSet([2]))
     assert str(cut(smt_machine(4), "0", pools).shared(Ledger())) == "0-1,3-5,7"
 
 
 @given(static_nodes())
 def test_static_pools_and_shared_set_are_disjoint(sets: NodeSets) -> None:
-    """On each machine, whatever is offline: never empty, and beside the pools wherever a CPU runs that is in none."""
+    """The shared set is never empty, and contains no CPU of the pools while a CPU outside of them is online."""
     shared = sets.shared(Ledger())
     assert shared
     assert shared <= sets.universe
@@ -212,14 +212,14 @@ def test_static_pools_and_shared_set_are_disjoint(sets: NodeSets) -> None:
 
 
 def test_the_pool_set_aside_serves_at_last() -> None:
-    """If no other CPU is left the shared CMK pool is the shared set, because an empty cpuset means every CPU."""
+    """If only CMK's shared pool has CPUs the shared set is that pool, because an empty cpuset means every CPU."""
     topology = smt_machine(2)
     aside = Pools(EMPTY, EMPTY, topology.online)
     assert NodeSets(topology, topology.online, EMPTY, aside).common == topology.online
 
 
 def test_set_aside_cores_are_known_by_socket() -> None:
-    """CMK's shared pool of one socket is the part of it on that package."""
+    """CMK's shared pool on one socket is the part of the pool on that package."""
     pools = StaticPools(exclusive_cores=0, shared_cores=2, shared_mode="spread")
     sets = cut(smt_machine(6, sockets=2), "0", pools)
     assert [str(sets.set_aside(socket)) for socket in (None, 0, 1)] == ["1,3,7,9", "1,7", "3,9"]

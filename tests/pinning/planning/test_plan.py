@@ -1,4 +1,4 @@
-"""The plan for claims: Crane's transitions, claims without room, changed sizes and policies."""
+"""The plan for claims: edited policies as with Crane, claims that do not fit, resizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tables import table
 @pytest.mark.parametrize("first", ["none", "share", "exclusive"])
 @pytest.mark.parametrize("then", ["none", "share", "exclusive"])
 def test_cranes_transitions(first: str, then: str) -> None:
-    """The CPUs survive exclusive <-> share, and others run there exactly while the policy is not exclusive."""
+    """A change from exclusive to share and back keeps the CPUs, on which others run exactly while the policy is share."""
     node = one_pod(Wish("2", policy=first))
     bystander = node.start("n", "c0")
     before = node.holds("a")
@@ -30,7 +30,7 @@ def test_cranes_transitions(first: str, then: str) -> None:
 
 
 def test_freed_cpus_are_usable_in_the_same_pass() -> None:
-    """A waiting pod gets what another gives back in the plan that frees it."""
+    """In one plan CPUs that one pod releases are assigned to a waiting pod."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     node.add("b", [EXCLUSIVE])
     assert reasons(node.run_all()) == {"test/pod-b/c0": "NotEnoughCPUs"}
@@ -39,7 +39,7 @@ def test_freed_cpus_are_usable_in_the_same_pass() -> None:
 
 
 def test_a_plan_is_freed_without_the_garbage_collector() -> None:
-    """A cycle of references would keep the claims of all pods after each pass, and the collector would look through them."""
+    """A plan has no reference cycle, which would keep all claims in memory and make the garbage collector visit them."""
     node = one_pod(Wish("2", policy="exclusive"))
     node.run_all()
     gc.collect()
@@ -51,11 +51,11 @@ def test_a_plan_is_freed_without_the_garbage_collector() -> None:
         gc.enable()
 
 
-# What does not fit.
+# Refusals of claims that do not fit.
 
 
 def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
-    """Crane's contract: it is refused visibly, may start, and runs with everyone else."""
+    """As with Crane, a claim with only `exclusive` that does not fit is reported, and starts in the shared set."""
     node = one_pod(Wish("9", policy="exclusive"), cores=4)
     planned = node.plan()
     (refusal,) = planned.refusals
@@ -77,7 +77,7 @@ def test_a_plain_claim_that_does_not_fit_starts_in_the_shared_set() -> None:
     },
 )
 def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None:
-    """A claim that an empty node could not fulfil needs a larger node; 8 cores on 2 sockets, one core reserved."""
+    """A refusal suggests to wait only if the claim would fit on the node without other pods."""
     node = world(8, 2)
     for uid, cpu in (("far", "5"), ("near", "2")):
         node.add(uid, [Wish(cpu, policy="exclusive")])
@@ -97,7 +97,7 @@ def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None
     },
 )
 def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
-    """Whole cores, CMK and virtual machines do not start unpinned."""
+    """Containers with whole cores, CMK's resources or virtual machines do not start unpinned if their claim does not fit."""
     node = world(4)
     node.add("a", [wish], vm=vm)
     (refusal,) = node.plan().refusals
@@ -106,7 +106,7 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
 
 
 def test_refusal_names_the_gate_until_the_container_runs() -> None:
-    """The refusal names the gate as long as it holds the pod, and no longer once the container runs."""
+    """The refusal mentions the gate until the container runs."""
     node = world(4)
     node.add("a", [Wish("4", smt="isolate")])
     node.documents["a"]["spec"]["initContainers"] = [{"name": "corepin-gate"}]
@@ -119,7 +119,7 @@ def test_refusal_names_the_gate_until_the_container_runs() -> None:
 
 
 def test_refused_claims_are_retried_oldest_first() -> None:
-    """Of waiting claims the oldest that fits gets free CPUs, in any order of the pod list."""
+    """Of the waiting claims the oldest one that fits gets free CPUs, whatever the order of the pod list."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     for uid, cpu in (("c", "5"), ("b", "4"), ("d", "2")):
         node.add(uid, [Wish(cpu, policy="exclusive")])
@@ -130,7 +130,7 @@ def test_refused_claims_are_retried_oldest_first() -> None:
 
 
 def test_the_last_shared_cpu_is_never_given_out() -> None:
-    """A claim that fits is refused when nothing would be left for everyone else."""
+    """A claim that would take the last CPU of the shared set is refused."""
     node = world(4, isolated="0,4")
     node.add("a", [Wish("6", policy="exclusive")])
     assert reasons(node.plan()) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
@@ -145,7 +145,7 @@ def test_the_last_shared_cpu_is_never_given_out() -> None:
 
 
 def test_an_invalid_annotation_is_a_refusal() -> None:
-    """An annotation that the webhook would refuse is a refusal of the pod, and its valid claims count."""
+    """For an annotation that the webhook would refuse, the plan has a refusal; the pod's other claims are served."""
     node = world()
     node.add("a", [Wish("2", policy="exclusiv"), EXCLUSIVE])
     (refusal,) = node.plan().refusals
@@ -181,7 +181,7 @@ def test_an_invalid_annotation_is_a_refusal() -> None:
     },
 )
 def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -> None:
-    """Resizes and edited policies keep as many CPUs as the new wish allows."""
+    """After a resize or an edited policy a container keeps as many of its CPUs as the new claim allows."""
     node = one_pod(first)
     assert not edit(node, "a", then).refusals
     assert node.holds("a") == expected
@@ -189,7 +189,7 @@ def test_a_container_keeps_what_it_can(first: Wish, then: Wish, expected: str) -
 
 @pytest.mark.parametrize(("numa", "distribute"), [("distributed", False), ("packed", True)])
 def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
-    """A claim that grows onto a second NUMA node is split evenly, its old CPUs included."""
+    """A claim that grows onto a second NUMA node has half of its CPUs on each, including its old ones."""
     node = one_pod(Wish("2", policy="exclusive", numa=numa), sockets=2, distribute=distribute)
     assert node.holds("a") == "4,12"
     assert not edit(node, "a", Wish("12", policy="exclusive", numa=numa)).refusals
@@ -197,7 +197,7 @@ def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
 
 
 def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
-    """The old CPUs stay, the refusal says so, and the rest comes with the next free CPUs."""
+    """If too few CPUs are free to grow, the container keeps its CPUs with a refusal, and grows once they are free."""
     node = one_pod(Wish("4", policy="exclusive"), cores=4)
     node.add("b", [EXCLUSIVE])
     node.run_all()
@@ -210,7 +210,7 @@ def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
 
 
 def test_an_isolated_container_grows_by_free_cores() -> None:
-    """A resize from 2 to 3 takes the third core when it comes free; until then the refusal says what is missing."""
+    """An isolated container resized from 2 to 3 gets the third core once it is free, with a refusal until then."""
     node = one_pod(Wish("2", smt="isolate"), cores=4)
     node.add("b", [Wish("1", policy="exclusive")])
     node.run_all()
@@ -227,14 +227,14 @@ def test_an_isolated_container_grows_by_free_cores() -> None:
 
 
 def test_prefer_takes_cpus_that_the_kernel_balances_first() -> None:
-    """An exclusive claim gets CPUs of `isolcpus` only if the others are too few."""
+    """An exclusive claim gets CPUs in `isolcpus`, which the kernel does not balance, only if too few others are free."""
     assert one_pod(EXCLUSIVE, cores=4, isolated="1,5").holds("a") == "2,6"
     assert one_pod(Wish("6", policy="exclusive"), cores=5, isolated="1,6").holds("a") == "2-4,7-9"
     assert one_pod(Wish("6", policy="exclusive"), cores=5, isolated="1,2,6,7").holds("a") == "1-3,6-8"
 
 
 def test_growth_never_takes_the_last_shared_cpu() -> None:
-    """What a container has stays when the rest would empty the shared set."""
+    """A claim whose growth would empty the shared set keeps its CPUs."""
     node = one_pod(Wish("4", policy="exclusive"), cores=4, isolated="0,4")
     planned = edit(node, "a", Wish("6", policy="exclusive"))
     assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
@@ -249,7 +249,7 @@ def test_growth_never_takes_the_last_shared_cpu() -> None:
     },
 )
 def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, message: str) -> None:
-    """An edited SMT policy that does not fit changes no CPUs, and is a refusal."""
+    """If an edited SMT policy cannot be satisfied the container keeps its CPUs, and gets a refusal."""
     node = one_pod(Wish(cpu, policy="exclusive"), cores=4, isolated=isolated)
     held = node.holds("a")
     planned = edit(node, "a", Wish(cpu, smt="isolate"))
@@ -260,7 +260,7 @@ def test_a_policy_that_does_not_fit_leaves_the_old_set(isolated: str, cpu: str, 
 
 
 def test_shrinking_on_another_machine_than_before_keeps_all() -> None:
-    """CPUs that no policy could have given (the machine changed) are kept when they cannot be shrunk by it."""
+    """If the machine has changed so that no policy would give a container its CPUs, a resize to fewer CPUs keeps them all."""
     node = one_pod(Wish("4", policy="exclusive", numa="single"), cores=8, sockets=1)
     node.topology = smt_machine(8, sockets=8)
     planned = edit(node, "a", Wish("3", policy="exclusive", numa="single"))
@@ -269,7 +269,7 @@ def test_shrinking_on_another_machine_than_before_keeps_all() -> None:
 
 
 def test_a_claim_that_turns_into_cores_leaves_shared_cores() -> None:
-    """CPUs on cores that others run on too are given up for whole ones."""
+    """A claim that is edited to whole cores releases CPUs on cores that other containers use."""
     node = world(4)
     node.add("a", [Wish("1", policy="exclusive")])
     node.add("b", [Wish("1", policy="exclusive")])
@@ -283,7 +283,7 @@ def test_a_claim_that_turns_into_cores_leaves_shared_cores() -> None:
 
 
 def test_init_containers_lend_their_cpus_and_sidecars_do_not() -> None:
-    """An ordinary init container's CPUs are used again by what starts after it."""
+    """Containers that start after an ordinary init container use its CPUs again; CPUs of a sidecar are not reused."""
     node = world()
     node.add(
         "a",

@@ -1,4 +1,4 @@
-"""The plan of a node: hotplug, deleted pods, virtual machines, pools, isolated CPUs."""
+"""The plan of a node: hotplug, deleted pods, virtual machines, pools and isolated CPUs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pinning.planning.start_table import Start, start_table
 from pinning.pods.identity import CONFIG_HASH
 from tests.pinning.world import EXCLUSIVE, Wish, World, edit, one_pod, reasons, world
 
-# CPUs that go offline and come back.
+# CPUs that go offline and come online again.
 
 
 def test_an_offline_cpu_is_replaced_at_once_by_the_nearest() -> None:
-    """The rest stays, the replacement is near, and nothing moves back."""
+    """An offline CPU is replaced by a near one, other CPUs stay, and nothing changes when it comes online again."""
     node = one_pod(Wish("2", policy="exclusive"), sockets=2)
     node.set_online(CPUSet.parse("0-8,10-15"))
     assert not node.run_all().refusals
@@ -30,7 +30,7 @@ def test_an_offline_cpu_is_replaced_at_once_by_the_nearest() -> None:
 
 
 def test_a_sibling_that_comes_back_idles_for_the_owner_of_its_core() -> None:
-    """A core owned whole stays whole, and a CMK container has all CPUs of its cores again."""
+    """When a sibling comes online it belongs to the owner of its core again, and a CMK container gets it too."""
     for wish, expected in ((Wish("2", smt="require"), "1-2 idle 9-10"), (Wish(cores=1), "1,9")):
         node = one_pod(wish)
         node.set_online(CPUSet.parse("0-8,10-15"))
@@ -41,7 +41,7 @@ def test_a_sibling_that_comes_back_idles_for_the_owner_of_its_core() -> None:
 
 
 def test_without_a_free_cpu_it_keeps_the_rest() -> None:
-    """A CPU that cannot be replaced is a refusal, and is replaced when a CPU is free."""
+    """If no CPU is free to replace an offline one there is a refusal, until a CPU becomes free."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
     node.set_online(CPUSet.parse("0-5,7"))
     planned = node.run_all()
@@ -52,7 +52,7 @@ def test_without_a_free_cpu_it_keeps_the_rest() -> None:
 
 
 def test_with_nothing_left_it_goes_to_the_shared_set() -> None:
-    """A container all of whose CPUs are gone runs shared, refused visibly, until there are CPUs."""
+    """If all CPUs of a container are offline it runs in the shared set with a refusal, until CPUs are online again."""
     node = one_pod(EXCLUSIVE, cores=2)
     node.set_online(CPUSet.parse("0,2"))
     planned = node.run_all()
@@ -64,7 +64,7 @@ def test_with_nothing_left_it_goes_to_the_shared_set() -> None:
 
 
 def test_an_isolated_core_goes_on_with_its_other_thread() -> None:
-    """When the running thread of a core goes offline its idle sibling takes over."""
+    """If the CPU of an isolated container goes offline, it gets the idle sibling of that CPU."""
     node = one_pod(Wish("1", smt="isolate"), cores=2)
     node.set_online(CPUSet.parse("0,2-3"))
     assert not node.run_all().refusals
@@ -72,7 +72,7 @@ def test_an_isolated_core_goes_on_with_its_other_thread() -> None:
 
 
 def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
-    """The shared set is never empty: the youngest plain owner loses its CPUs first."""
+    """If all shared CPUs go offline, the most recently pinned container with only `exclusive` releases its CPUs."""
     node = world(4)
     node.add("v", [Wish("1")], vm=True)
     node.add("c", [Wish(cores=1)])
@@ -88,7 +88,7 @@ def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
 
 
 def test_the_last_cpu_beside_a_strict_reserve_stays_shared() -> None:
-    """Four cores, one reserved: five CPUs can be owned, the sixth is shared."""
+    """On four cores with a strict reserve of one, five CPUs can be owned and the sixth stays shared."""
     node = one_pod(Wish("5", policy="exclusive"), cores=4, strict_reserved=True)
     assert (node.holds("a"), str(node.plan().shared)) == ("1-3,5-6", "7")
     planned = edit(node, "a", Wish("6", policy="exclusive"))
@@ -98,7 +98,7 @@ def test_the_last_cpu_beside_a_strict_reserve_stays_shared() -> None:
 
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_system_containers_run_on_the_reserved_cpus(is_strict: bool) -> None:
-    """They run there alone, others share the rest if the reserve is strict; a claim wins; a new word moves them."""
+    """System containers run only on the reserved CPUs unless they own CPUs; with a strict reserve no others run there."""
     node = world(4, strict_reserved=is_strict, system_namespaces=("kube-*",))
     for uid, namespace in (("a", "kube-system"), ("b", "test")):
         node.add(uid, [Wish(), EXCLUSIVE], namespace=namespace)
@@ -120,7 +120,7 @@ def test_system_containers_run_on_the_reserved_cpus(is_strict: bool) -> None:
 
 
 def test_a_refused_claim_of_a_system_container_names_the_reserved_cpus() -> None:
-    """It runs where the other containers of its namespace run."""
+    """If the claim of a system container is refused it runs on the reserved CPUs, and the refusal says so."""
     node = world(4, system_namespaces=("kube-*",))
     node.add("a", [Wish("9", policy="exclusive")], namespace="kube-system")
     node.start("a", "c0")
@@ -130,7 +130,7 @@ def test_a_refused_claim_of_a_system_container_names_the_reserved_cpus() -> None
 
 
 def test_system_containers_share_while_the_reserve_is_offline() -> None:
-    """While the reserve is offline system containers run on the shared set, since a cpuset is never empty."""
+    """While the reserve is offline system containers run in the shared set, because a cpuset must not be empty."""
     node = world(4, system_namespaces=("test",))
     node.add("a", [Wish()])
     node.start("a", "c0")
@@ -141,7 +141,7 @@ def test_system_containers_share_while_the_reserve_is_offline() -> None:
 
 
 def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned() -> None:
-    """The youngest owner gives its CPUs back where no other CPU is left to share; else all keep theirs."""
+    """If a reserve becomes strict and all other CPUs are owned, the newest owner releases its CPUs; else all keep theirs."""
     full = one_pod(Wish("6", policy="exclusive"), cores=4)
     full.config = replace(full.config, strict_reserved=True)
     assert reasons(full.run_all()) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
@@ -154,7 +154,7 @@ def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned(
     assert roomy.holds("a") == before
 
 
-# Who is gone, and who is unknown.
+# Deleted pods, and unknown ones.
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_reserve_that_becomes_strict_moves_an_owner_only_if_all_else_is_owned(
     ],
 )
 def test_cpus_are_freed_when_the_pod_is_gone(pods_complete: bool, runs: State, freed: bool) -> None:
-    """CPUs are freed when neither API server nor runtime has the pod, and not while the pod list is incomplete."""
+    """CPUs are freed if neither the API server nor the runtime has the pod, and the list of pods is complete."""
     node = one_pod(EXCLUSIVE)
     del node.documents["a"]
     node.api_answers = pods_complete
@@ -185,7 +185,7 @@ def test_an_incomplete_container_list_frees_no_cpus() -> None:
 
 
 def test_a_pod_in_a_final_phase_gives_its_cpus_back() -> None:
-    """A pod that succeeded holds nothing, although the API still has it."""
+    """A pod in a final phase holds no CPUs, even if the API server still has it."""
     node = one_pod(EXCLUSIVE)
     node.documents["a"]["status"] = {"phase": "Succeeded"}
     node.stop(next(iter(node.containers)))
@@ -194,7 +194,7 @@ def test_a_pod_in_a_final_phase_gives_its_cpus_back() -> None:
 
 
 def test_a_container_restart_keeps_its_cpus() -> None:
-    """A new container of the same name gets what the old one had."""
+    """A restarted container has the same CPUs as before."""
     node = one_pod(EXCLUSIVE)
     node.stop(next(iter(node.containers)))
     assert node.run_all().ledger.of(Owner("a", "c0"))
@@ -204,7 +204,7 @@ def test_a_container_restart_keeps_its_cpus() -> None:
 
 
 def test_an_unknown_container_is_put_into_the_shared_set() -> None:
-    """An unknown container is moved into the shared set, and its pod is one that the agent must look up."""
+    """An unknown container is moved to the shared set, and the plan lists its pod as one to look up."""
     node = one_pod(EXCLUSIVE)
     number = node.start("stranger", "x")
     node.run_all()
@@ -213,14 +213,14 @@ def test_an_unknown_container_is_put_into_the_shared_set() -> None:
 
 
 def test_a_static_pod_is_known_by_its_manifest() -> None:
-    """The runtime's uid of a mirror pod is its config hash; without the mirror annotation the hash is ignored."""
+    """The runtime knows a static pod by its config hash; in a pod without the mirror annotation the hash is ignored."""
     annotations = {CONFIG_HASH: "abc", "kubernetes.io/config.mirror": "abc"}
     assert SeenPod.of({"metadata": {"uid": "u", "annotations": annotations}}).uid == "abc"
     assert SeenPod.of({"metadata": {"uid": "u", "annotations": {CONFIG_HASH: "abc"}}}).uid == "u"
 
 
 def test_of_two_pods_with_one_uid_the_older_counts() -> None:
-    """A uid collision takes no CPUs away from the older pod."""
+    """If two pods have the same uid, the older one keeps its CPUs."""
     node = one_pod(EXCLUSIVE)
     young = SeenPod.of(node.documents["a"])  # type: ignore[arg-type]
     young = replace(young, claims=(), created="2027-01-01T00:00:00Z")
@@ -250,7 +250,7 @@ def running_vm(cpu: str = "2") -> World:
     ],
 )
 def test_a_running_vm_never_moves(wish: Wish, expected: dict[str, str]) -> None:
-    """A running VM keeps its CPUs, because libvirt has pinned its vCPUs; edits act after it stops."""
+    """A running VM keeps its CPUs, because libvirt has pinned its vCPUs; edits take effect after it stops."""
     node = running_vm()
     assert reasons(edit(node, "v", wish, vm=True)) == expected
     assert node.holds("v", "compute") == "1,9"
@@ -260,7 +260,7 @@ def test_a_running_vm_never_moves(wish: Wish, expected: dict[str, str]) -> None:
 
 
 def test_a_running_vm_grows_and_loses_offline_cpus() -> None:
-    """More CPUs move nothing, and an offline CPU has to be replaced."""
+    """If a running VM grows its CPUs do not move, and an offline CPU is replaced."""
     node = running_vm()
     assert not edit(node, "v", Wish("4"), vm=True).refusals
     assert node.holds("v", "compute") == "1-2,9-10"
@@ -273,7 +273,7 @@ def test_a_running_vm_grows_and_loses_offline_cpus() -> None:
 
 
 def test_claims_come_from_their_pools() -> None:
-    """Annotations and exclusive cores take from the exclusive pool, the other resource from its own list."""
+    """Claims by annotation and by exclusive cores use the exclusive pool, and the other resource uses its own list."""
     pools = StaticPools(exclusive_cores=2, shared_cores=1, exclusive_non_isolcpus=CPUSet([6]))
     node = world(pools=pools)
     node.add("a", [EXCLUSIVE])
@@ -288,7 +288,7 @@ def test_claims_come_from_their_pools() -> None:
 
 
 def test_shared_work_stays_off_idle_cores_of_static_pools() -> None:
-    """The shared set does not change when claims come and go, and nothing runs beside half a core that is claimed."""
+    """With static pools claims do not change the shared set, and no other container uses a core that is claimed by half."""
     node = world(pools=StaticPools(exclusive_cores=2, shared_cores=1))
     number = node.start("stranger", "x")
     node.run_all()
@@ -311,7 +311,7 @@ def test_shared_work_stays_off_idle_cores_of_static_pools() -> None:
     ],
 )
 def test_isolated_cores(wish: Wish, expected: str) -> None:
-    """Owners of whole cores get isolated ones first, everyone else gets CPUs that the kernel balances."""
+    """Claims of whole cores get isolated cores first, and all other claims CPUs that the kernel balances."""
     node = one_pod(wish, isolated="5,13")
     assert node.holds("a") == expected
     assert str(node.sets.common) == "0-4,6-12,14-15"
@@ -320,7 +320,7 @@ def test_isolated_cores(wish: Wish, expected: str) -> None:
 @pytest.mark.parametrize("first", [0, 1, 4])
 @pytest.mark.parametrize("more", range(1, 14))
 def test_isolated_cpus_do_where_the_shared_set_has_no_reserved_one(first: int, more: int) -> None:
-    """With the reserved core in isolcpus a plain claim leaves the shared set its last CPU while others are free."""
+    """If the reserved core is in isolcpus a claim gets isolated CPUs instead of the shared set's last CPU."""
     node = world(isolated="0,5,8,13")
     wishes = {"a": Wish(str(first), policy="exclusive"), "b": Wish(str(more), policy="exclusive")}
     for name, wish in wishes.items():
@@ -334,7 +334,7 @@ def test_isolated_cpus_do_where_the_shared_set_has_no_reserved_one(first: int, m
 
 
 def test_a_claim_that_grows_leaves_the_shared_set_its_last_cpu_too() -> None:
-    """It takes isolated CPUs, as a new one would."""
+    """A claim that grows gets isolated CPUs instead of the shared set's last CPU, like a new claim."""
     node = one_pod(Wish("2", policy="exclusive"), isolated="0,5,8,13")
     assert not edit(node, "a", Wish("12", policy="exclusive")).refusals
     assert node.holds("a") == "1-6,9-14"
@@ -350,12 +350,12 @@ def test_a_claim_that_grows_leaves_the_shared_set_its_last_cpu_too() -> None:
     ],
 )
 def test_where_cmk_cores_lie(numa: str | None, sort: str, expected: str) -> None:
-    """CMK's modes and our NUMA policies choose among whole cores."""
+    """CMK's modes and corepin's NUMA policies choose among whole cores."""
     assert one_pod(Wish(cores=2, numa=numa), sockets=2, sort=sort).holds("a") == expected
 
 
 def test_cmk_cores_on_one_node_or_not_at_all() -> None:
-    """`single` takes the node with room and refuses what no node holds."""
+    """Under `single` CMK's cores are on the NUMA node that has enough; if none has, the claim is refused."""
     node = one_pod(Wish(cores=4, numa="single"), sockets=2)
     assert node.holds("a") == "4-7,12-15"
     planned = edit(node, "a", Wish(cores=5, numa="single"))
@@ -363,7 +363,7 @@ def test_cmk_cores_on_one_node_or_not_at_all() -> None:
 
 
 def test_defaults_of_the_node_fill_in() -> None:
-    """The configured SMT and NUMA policies hold for claims that state none."""
+    """The node's SMT and NUMA policies apply to claims without policies of their own."""
     node = one_pod(EXCLUSIVE, smt_policy=SMTPolicy.ISOLATE, numa_policy=NUMAPolicy.SINGLE)
     (held,) = node.ledger
     assert node.holds("a") == "1-2 idle 9-10"

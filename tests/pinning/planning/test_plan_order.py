@@ -1,4 +1,4 @@
-"""The plan as a function: what observe mode does, and that nothing but its input counts."""
+"""The plan as a function: its result in observe mode, and that it depends on nothing but its input."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pinning.planning.observed import Observed, Owner, SeenContainer, State
 from pinning.planning.plan import plan
 from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, reasons, world
 
-# Observe mode, order, hash seeds.
+# Observe mode, order of the input, hash seeds.
 
 
 def test_observing_allocates_nothing() -> None:
-    """In observe mode no claim is assigned, a launcher's is ignored, and no pod is held back."""
+    """In observe mode the plan assigns no CPUs, ignores the claim of a launcher, and delays no pod."""
     node = one_pod(EXCLUSIVE, observe=True)
     node.add("b", [Wish(cores=1)])
     node.add("v", [Wish("2")], vm=True)
@@ -34,7 +34,7 @@ def test_observing_allocates_nothing() -> None:
 
 
 def test_others_join_a_former_owner_once_its_tasks_are_home() -> None:
-    """CPUs given back stay in its cpuset as a pool; others come after its unmoved tasks went to what it still owns."""
+    """Containers may use CPUs that an owner released only after the owner's tasks have moved off them."""
     owner = replace(EXCLUSIVE, shared="true")
     node = world(4)
     for uid, wish in (("a", replace(owner, cpu="3")), ("n", Wish())):
@@ -60,7 +60,7 @@ def test_the_order_of_the_input_does_not_matter() -> None:
 
 
 def hashed() -> str:
-    """Return a plan that went through every kind of set and mapping, as text."""
+    """Return the text of a plan whose computation iterates over all kinds of sets and mappings."""
     node = world(16, sockets=2, numa_policy=NUMAPolicy.DISTRIBUTED, pools=StaticPools(12, 1))
     for number, policy in enumerate([*CPUPolicy, *SMTPolicy] * 2):
         smt = str(policy) if isinstance(policy, SMTPolicy) else None
@@ -90,7 +90,7 @@ def test_every_hash_seed_gives_the_same_plan() -> None:
 
 
 def test_cores_of_uneven_width() -> None:
-    """A core with one thread is a whole core, and a wide one idles all its siblings."""
+    """A core with one thread counts as a whole core, and under `isolate` all siblings of a wider core stay idle."""
     widths = [[0], [1], [2, 3, 4, 5]]
     facts = [
         CPUFacts(cpu, core=core, package=0, numa_node=0) for core, cpus in enumerate(widths) for cpu in cpus
@@ -104,7 +104,7 @@ def test_cores_of_uneven_width() -> None:
 
 
 def test_a_container_of_the_runtime_without_a_pod_uid() -> None:
-    """A container without a pod uid is treated as one without a claim."""
+    """A container without a pod uid is treated like one without a claim."""
     node = world()
     node.containers["x"] = SeenContainer("x", Owner("", ""), State.RUNNING, EMPTY)
     assert not node.run_all().actions

@@ -1,4 +1,4 @@
-"""Random events on a node, in any order: the rules of docs/architecture.md hold at every instant."""
+"""Random events on a node, in any order: the rules of docs/architecture.md hold after each step."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def fits(world: World) -> bool:
 
 
 def check_converged(world: World) -> None:
-    """Check that every container runs where the ledger says, and every machine where its containers do.
+    """Check that every container runs on its CPUs in the ledger, and every machine on those of its containers.
 
-    CPUs of a container beside its own have no owner, and are no owner's idle siblings.
+    CPUs that a container uses besides its own have no owner, and are not the idle siblings of an owner.
     """
     ledger = world.ledger
     for container in world.live():
@@ -71,7 +71,7 @@ def check_converged(world: World) -> None:
 
 
 def check_settled(world: World, planned: Plan) -> None:
-    """Check that every rule holds for the ledger, and that the plan is sound."""
+    """Check that the ledger follows every rule, and that the plan is valid."""
     assert problems(planned.ledger, world.sets) == ()
     if world.sets.is_strict and world.topology.online - world.sets.reserved:
         assert planned.shared.isdisjoint(world.sets.reserved)
@@ -90,17 +90,17 @@ def check_settled(world: World, planned: Plan) -> None:
 
 
 def never_meet(world: World, container: SeenContainer, other: SeenContainer) -> bool:
-    """Return whether two containers of one pod never run at the same time; the world may still show both."""
+    """Return whether two containers of one pod never run at the same time; the node may still list both."""
     held, theirs = world.ledger.of(container.owner), world.ledger.of(other.owner)
     return bool(held and theirs and not held.meets(theirs))
 
 
 ORDERS = st.integers(0, 2**32).map(Random)
-STOPS = st.sampled_from([99, 99, 99, 99, 3, 1, 0])  # actions until the agent dies
+STOPS = st.sampled_from([99, 99, 99, 99, 3, 1, 0])  # number of actions after which the agent dies
 
 
 class Node(RuleBasedStateMachine):
-    """Pods come, change and go, CPUs go off and on, the agent dies, and actions are done in any allowed order."""
+    """Pods are created, edited and deleted, CPUs go offline and online, the agent dies, and actions run in any order."""
 
     uids = Bundle("uids")
 
@@ -127,7 +127,7 @@ class Node(RuleBasedStateMachine):
         stop_after=STOPS,
     )
     def add(self, wishes: list[Wish], kind: str, state: State | None, order: Random, stop_after: int) -> str:
-        """Create a pod, start it and let the agent act."""
+        """Create and start a pod, then plan and act."""
         self.count += 1
         uid, vm = f"u{self.count}", kind == "launcher"
         namespace = "system" if kind == "system" else "test"
@@ -141,7 +141,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(uid=uids, wishes=st.lists(WISHES, min_size=1, max_size=4), order=ORDERS, stop_after=STOPS)
     def edit(self, uid: str, wishes: list[Wish], order: Random, stop_after: int) -> None:
-        """Change annotations and amounts of a pod; its containers and their roles cannot change."""
+        """Edit annotations and amounts of a pod; its containers and their roles stay."""
         document = self.world.documents.get(uid)
         if document is None:
             return
@@ -165,13 +165,13 @@ class Node(RuleBasedStateMachine):
         stop_after=STOPS,
     )
     def tell_devices(self, uid: str, told: list[set[int]], order: Random, stop_after: int) -> None:
-        """Show the devices of a pod's first container, before or after its CPUs were chosen."""
+        """Add devices to a pod's first container, before or after its CPUs were chosen."""
         self.world.devices[Owner(uid, "c0")] = tuple(Device("gpu", CPUSet(nodes)) for nodes in told)
         self.plan_and_act(order, stop_after)
 
     @rule(uid=uids, state=st.sampled_from(State), starts_at_home=st.booleans())
     def start_or_restart(self, uid: str, state: State, starts_at_home: bool = False) -> None:
-        """Start, or start again, all containers of a pod but its ordinary init containers."""
+        """Start or restart all containers of a pod except its ordinary init containers."""
         document = self.world.documents.get(uid)
         if document is None:
             return
@@ -194,14 +194,14 @@ class Node(RuleBasedStateMachine):
     def wrap(
         self, uid: str, name: str, pool: SharedPool, socket: int | None, order: Random, stop_after: int
     ) -> None:
-        """Let a container run a command on a pool from now on."""
+        """Let a container run a command under `cmk isolate`, with a pool, from now on."""
         owner = Owner(uid, name)
         self.world.uses[owner] = self.world.uses.get(owner, frozenset()) | {PoolUse(pool, socket)}
         self.plan_and_act(order, stop_after)
 
     @rule(uid=consumes(uids), live_on=st.booleans())
     def remove(self, uid: str, live_on: bool) -> None:
-        """Take a pod from the API; with --force before its containers end."""
+        """Delete a pod from the API; with `force` before its containers have ended."""
         self.world.documents.pop(uid, None)
         for container in self.world.live():
             if container.owner.pod_uid == uid and not live_on:
@@ -211,7 +211,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 30), bits=st.integers(1, 2**40))
     def meddle(self, pick: int, bits: int) -> None:
-        """Write a container's cpuset as a foreign program would; owners may then share their CPUs."""
+        """Write a container's cpuset like a foreign program; owners may then share their CPUs."""
         live = self.world.live()
         cpus = CPUSet(cpu for at, cpu in enumerate(self.world.topology.online) if bits >> at & 1)
         if live and cpus:
@@ -227,14 +227,14 @@ class Node(RuleBasedStateMachine):
 
     @rule(bits=st.integers(0, 2**40), order=ORDERS, stop_after=STOPS)
     def flip_cpus(self, bits: int, order: Random, stop_after: int) -> None:
-        """Take CPUs offline and others back; one is always left."""
+        """Take CPUs offline and others online; at least one stays online."""
         off = CPUSet(cpu for at, cpu in enumerate(self.all_cpus) if bits >> at & 1)
         self.world.set_online((self.all_cpus - off) or self.all_cpus)
         self.plan_and_act(order, stop_after)
 
     @rule(pick=st.integers(0, 60))
     def flip_cpu(self, pick: int) -> None:
-        """Take one CPU offline or back."""
+        """Take one CPU offline or online."""
         cpu = CPUSet([list(self.all_cpus)[pick % len(self.all_cpus)]])
         online = self.world.topology.online
         online = online - cpu if cpu <= online else online | cpu
@@ -242,7 +242,7 @@ class Node(RuleBasedStateMachine):
 
     @rule()
     def kill_the_agent(self) -> None:
-        """Start the agent again from its checkpoint."""
+        """Restart the agent from its checkpoint."""
         self.world.ledger = ledger_from_dict(ledger_to_dict(self.world.ledger))
 
     @rule()
@@ -252,7 +252,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(order=ORDERS, stop_after=STOPS)
     def plan_and_act(self, order: Random, stop_after: int) -> None:
-        """Plan and act, in any order that the dependencies allow, and maybe die on the way."""
+        """Plan and act, in any order that the dependencies allow; the agent may die in between."""
         before = self.world.ledger
         planned = self.world.plan()
         check_settled(self.world, planned)
@@ -281,7 +281,7 @@ class Node(RuleBasedStateMachine):
             check_converged(self.world)
 
     def check_instant(self, action: Action, before: Ledger) -> None:
-        """Check that an action puts no container onto an owner's CPUs that was not there before."""
+        """Check that an action moves no container onto an owner's CPUs on which it did not run before."""
         movers = [seen for seen in self.world.present() if action.container_id in (seen.id, seen.sandbox)]
         gains = action.cpus - movers[0].cpus
         now = self.world.ledger
@@ -291,11 +291,11 @@ class Node(RuleBasedStateMachine):
             if other in movers or any(never_meet(self.world, mover, other) for mover in movers):
                 continue
             theirs = now.of(other.owner)
-            if theirs and theirs.is_exclusive:  # a container that owns nothing has agreed to company
+            if theirs and theirs.is_exclusive:  # a container without CPUs of its own shares CPUs
                 left = before.of(other.owner) or theirs
                 machine = self.world.sandboxes.get(other.sandbox)
                 vcpus = machine.vcpus if machine else EMPTY
-                tasks = other.home or vcpus or other.cpus  # it may use as a pool what it owned before
+                tasks = other.home or vcpus or other.cpus  # a pool may still have CPUs that it owned before
                 assert gains.isdisjoint((other.cpus & theirs.footprint) | (tasks & left.footprint))
             for mine in held:
                 assert other.cpus.isdisjoint(gains & mine.footprint)
@@ -304,7 +304,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        """Check that the checkpoint says the same after it was written and read."""
+        """Check that a checkpoint is equal after it was written and read."""
         assert ledger_from_dict(ledger_to_dict(self.world.ledger)) == self.world.ledger
 
 

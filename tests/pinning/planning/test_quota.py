@@ -1,4 +1,4 @@
-"""Quotas of exclusive containers: which word applies, and when one is unset."""
+"""Quotas of exclusive containers: which policy applies, and when the quota is unset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pinning.pods.resources import Role
     ],
 )
 def test_auto_unsets_a_quota_that_promises_nothing(owned: int, bandwidth: Bandwidth, unset: bool) -> None:
-    """`auto` compares the CPUs with the quota; `keep` and `unset` do not."""
+    """Under `auto` a quota is unset if it is not below the number of CPUs; `keep` and `unset` do not compare."""
     assert is_unset(Quota.AUTO, owned, bandwidth) is unset
     assert not is_unset(Quota.KEEP, owned, bandwidth)
     assert is_unset(Quota.UNSET, owned, bandwidth)
@@ -42,7 +42,7 @@ def test_auto_unsets_a_quota_that_promises_nothing(owned: int, bandwidth: Bandwi
 def test_the_word_that_applies(
     said: QuotaPolicy | None, crio_disables: bool, uses_pools: bool, is_crio: bool, word: Quota
 ) -> None:
-    """The pod's own annotation comes first, then helpers and CRI-O's annotation, then the node's default."""
+    """The pod's annotation overrides helper threads and CRI-O's annotation, and these override the node's default."""
     claim = Claim(
         "app",
         Role.MAIN,
@@ -69,7 +69,7 @@ def test_the_word_that_applies(
 def test_quiet_containers_are_not_throttled(
     noise: NoisePolicy | None, said: QuotaPolicy | None, keeps_quiet: bool, word: Quota
 ) -> None:
-    """Where the node keeps CPUs quiet, `quiet` comes before the node's default, and after `quota-policy`."""
+    """If a part of `quiet` is on, `noise-policy: quiet` overrides the default policy, and `quota-policy` overrides both."""
     claim = Claim("app", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, 2, quota=said, noise=noise)
     found = effective_quota(claim, Quota.KEEP, uses_pools=False, is_crio=True, keeps_quiet=keeps_quiet)
     assert found is word

@@ -1,4 +1,4 @@
-"""Rebuilding a ledger from running containers: unambiguous CPUs are adopted."""
+"""Rebuilding a ledger from the cpusets of running containers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TWO = Wish("2", policy="exclusive")
 
 
 def recovered(world: World) -> Ledger:
-    """Return the ledger that a world's containers show."""
+    """Return the ledger that is rebuilt from a node's containers."""
     return recover(world.observe(), world.config)
 
 
 def world_of(*pods: tuple[str, Wish]) -> World:
-    """Return a node where these pods run where they belong."""
+    """Return a node where these pods run on their CPUs."""
     world = World(FLAT)
     for uid, wish in pods:
         world.add(uid, [wish])
@@ -47,14 +47,14 @@ def world_of(*pods: tuple[str, Wish]) -> World:
     ],
 )
 def test_what_runs_is_held_again(wish: Wish) -> None:
-    """CPUs, idle siblings and policies of running containers are recovered."""
+    """The rebuilt ledger has the CPUs, idle siblings and policies of running containers."""
     world = world_of(("a", wish), ("b", Wish()))
     assert len(world.ledger) == 1
     assert recovered(world) == world.ledger
 
 
 def test_own_part_is_taken_from_what_was_reported_if_nothing_else_shows_it() -> None:
-    """A lone container that may use the shared set runs everywhere; what does not lie within its cpuset is no hint."""
+    """If cpusets do not show a container's own CPUs, the reported ones are adopted if they fit its claim and its cpuset."""
     world = world_of(("a", Wish("2", policy="exclusive", shared="true")))
     own = next(iter(world.ledger)).cpus
     observed, owner = world.observe(), Owner("a", "c0")
@@ -65,13 +65,13 @@ def test_own_part_is_taken_from_what_was_reported_if_nothing_else_shows_it() -> 
 
 
 def test_refused_claim_is_not_taken_for_pinned() -> None:
-    """Two containers that were refused run in the shared set together: neither owns it."""
+    """Two containers in the shared set, whose claims were refused, do not own its CPUs in the rebuilt ledger."""
     world = world_of(("a", Wish("6", policy="exclusive")), ("b", TWO), ("c", TWO))
     assert recovered(world) == world.ledger
 
 
 def test_container_without_cpuset_does_not_prevent_recovery() -> None:
-    """A container that runs everywhere, because it started without an agent, takes nothing from owners."""
+    """A container on all CPUs, which started without an agent, does not prevent that owners are found."""
     world = world_of(("a", TWO), ("b", Wish()))
     world.add("late", [Wish()])
     world.start("late", "c0")
@@ -79,7 +79,7 @@ def test_container_without_cpuset_does_not_prevent_recovery() -> None:
 
 
 def test_reserved_cpus_are_never_adopted() -> None:
-    """Foreign cpusets on reserved CPUs are not adopted, and the plan places the claim anew."""
+    """A container on reserved CPUs does not own them in the rebuilt ledger, and the plan places its claim again."""
     world = world_of(("a", TWO), ("b", Wish()))
     number = next(key for key, seen in world.containers.items() if seen.owner.pod_uid == "a")
     world.containers[number] = replace(world.containers[number], cpus=CPUSet.parse("0,4"))
@@ -94,7 +94,7 @@ def on(world: World, uid: str, cpus: str) -> None:
 
 
 def test_other_number_of_cpus_is_adopted_where_nobody_else_runs_there() -> None:
-    """A container that has more than it asks for keeps them if all others keep off, and others there are."""
+    """A cpuset with another number of CPUs than the claim is adopted only if another container runs, and not on it."""
     world = world_of(("a", TWO))
     on(world, "a", "1-2,5")
     assert recovered(world) == Ledger()
@@ -106,7 +106,7 @@ def test_other_number_of_cpus_is_adopted_where_nobody_else_runs_there() -> None:
 
 
 def test_cpus_of_two_containers_of_a_pod_are_the_first_ones() -> None:
-    """CPUs that two containers of a pod seem to hold are the first one's."""
+    """If two containers of a pod have the same CPUs, the first one owns them."""
     world = World(FLAT)
     world.add("a", [TWO, TWO])
     for name in ("c0", "c1"):
@@ -117,7 +117,7 @@ def test_cpus_of_two_containers_of_a_pod_are_the_first_ones() -> None:
 
 @given(topology=topologies(max_cores_per_cache=3), wishes=st.lists(WISHES, max_size=5))
 def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None:  # type: ignore[no-untyped-def]
-    """Whatever runs, what is recovered breaks no rule, and the plan accepts it."""
+    """The ledger rebuilt from any running containers follows every rule, and the plan accepts it."""
     world = World(topology)
     for number, wish in enumerate(wishes):
         world.add(f"u{number}", [wish])
@@ -131,7 +131,7 @@ def test_recovered_ledger_keeps_every_rule(topology, wishes: list[Wish]) -> None
 
 
 def test_own_cpus_beside_the_shared_set_are_found_by_comparison() -> None:
-    """Containers that also use the shared set reveal their own CPUs by comparison: no two share what one owns."""
+    """If containers also use the shared set, their own CPUs are those that no other of them has."""
     wish = Wish("2", policy="exclusive", shared="true")
     world = world_of(("a", wish), ("b", wish))
     assert {str(seen.cpus) for seen in world.live()} == {"0-1,3-5,7", "0,2-4,6-7"}
@@ -139,7 +139,7 @@ def test_own_cpus_beside_the_shared_set_are_found_by_comparison() -> None:
 
 
 def test_own_part_is_what_no_container_without_a_claim_runs_on() -> None:
-    """A container that uses the shared set too owns the rest of its cpuset."""
+    """A container that also uses the shared set owns the CPUs of its cpuset on which no container without a claim runs."""
     world = world_of(("a", Wish("2", policy="exclusive", shared="true")), ("b", Wish()))
     assert len(world.ledger) == 1
     assert recovered(world) == world.ledger

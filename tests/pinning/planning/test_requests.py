@@ -1,4 +1,4 @@
-"""Requests of a node's pods: added up as the scheduler does, and what falls to the shared and the reserved CPUs."""
+"""Sums of the requests of a node's pods, as the scheduler computes them, and the load of shared and reserved CPUs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SIDECAR = ("200m", "64M")
 
 
 def named(uid: str, *containers: Any, phase: str = "Running", **more: Any) -> Pod:
-    """Return a pod of namespace n as the API server shows it."""
+    """Return a pod of namespace n, as the API server returns it."""
     document = pod(*containers, **more)
     metadata = {**(document["metadata"] or {}), "name": uid, "namespace": "n", "uid": uid}
     return {**document, "metadata": metadata, "status": {"phase": phase}}  # type: ignore[typeddict-item]
 
 
 def sets_of(**config: Any) -> NodeSets:
-    """Return the sets of a node of 4 cores of which one is reserved."""
+    """Return the CPU sets of a node of 4 cores of which one is reserved."""
     machine = smt_machine(4)
     return node_sets(machine, machine.online, NodeConfig(reserved=CPUSet.parse("0,4"), **config))
 
@@ -58,7 +58,7 @@ def sets_of(**config: Any) -> NodeSets:
 def test_extended_resources_are_summed_as_by_the_scheduler(
     init: list[tuple[int, str | None]], main: list[int], total: int
 ) -> None:
-    """Containers and sidecars add up, and an init container counts where it needs more."""
+    """Containers and sidecars are summed, and an init container counts if it requests more than these."""
     first = [
         container(f"i{at}", {CORES: number}, restartPolicy=when) for at, (number, when) in enumerate(init)
     ]
@@ -67,20 +67,20 @@ def test_extended_resources_are_summed_as_by_the_scheduler(
 
 
 def test_all_requests_are_summed_exactly() -> None:
-    """Parts of a unit are kept down to what the API can write."""
+    """Requests are summed exactly, down to the smallest amount that the API can express."""
     asks = pod(container("a", requests={"cpu": "100m"}), container("b", requests={"cpu": 2, "memory": "1Ki"}))
     assert totals(asks) == {"cpu": "2100000000n", "memory": "1024000000000n"}
     assert [rounded_up_fraction(Fraction(part, 2)) for part in (0, 1, 2)] == [0, 1, 1]
 
 
 def test_surplus_of_one_container_fills_no_gap_of_another() -> None:
-    """A container holds at most what it asks for."""
+    """Cores that one container holds beyond its request do not reduce what another one lacks."""
     asks = members(pod(container("a", {CORES: 2}), container("b", {CORES: 2})))
     assert [fulfilled(asks, CORES, held) for held in ({}, {"a": 4}, {"a": 1, "b": 2})] == [0, 2, 3]
 
 
 def test_owners_and_ended_pods_are_no_shared_load() -> None:
-    """Containers without CPUs of their own count, with the part of a pod-level request that no owner holds."""
+    """The shared load is the requests of containers without own CPUs, plus what owners leave of pod-level requests."""
     pods = [
         named("a", container("c", 2), container("side", requests="500m")),
         named("b", container("x", requests="2500m")),
@@ -95,7 +95,7 @@ def test_owners_and_ended_pods_are_no_shared_load() -> None:
 
 
 def test_gate_is_no_load() -> None:
-    """The gate ends before the other containers start."""
+    """The gate's request is not counted as load, because the gate ends before the other containers start."""
     gate = container("corepin-gate", {"cpu": "200m", "memory": "64M"})
     gated = named("a", container("c", 2), init=[gate], annotations=EXCLUSIVE)
     assert overcommit([gated], Ledger().assign(entry("a", "1-2")), 4).requested == 0
@@ -112,7 +112,7 @@ def test_gate_is_no_load() -> None:
     },
 )
 def test_system_pods_are_load_of_the_reserved_cpus(config: dict[str, Any], load: int, shared: int) -> None:
-    """They are load of the shared CPUs too, unless the reserve is strict."""
+    """System pods are load of the reserved CPUs, and, unless the reserve is strict, also of the shared ones."""
     pods = [named("a", container("x", requests=3)), named("b", container("x", requests=3), phase="Failed")]
     sets = sets_of(**config)
     assert system_load(map(SeenPod.of, pods), sets) == Overcommit(load, 2000)
@@ -120,7 +120,7 @@ def test_system_pods_are_load_of_the_reserved_cpus(config: dict[str, Any], load:
 
 
 def test_sidecars_are_known_by_their_amount() -> None:
-    """Containers with exactly the injected amounts count, in pods that claim CPUs and have not ended."""
+    """A sidecar is counted if it has exactly the injected amounts, and its pod claims CPUs and has not ended."""
     amount = {"cpu": "200m", "memory": "64M"}
     injected = (container("s1", amount), container("s2", amount), container("own", {"cpu": "200m"}))
     pods = [

@@ -1,4 +1,4 @@
-"""The default reserve: a whole core on which the kernel runs system work, whatever is isolated or offline."""
+"""The default reserve: a whole core, if possible one that is not isolated, whatever is offline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.strategies import cpu_sets, topologies
 
 
 def cut(topology: Topology, reserved: str, source: ReserveSource) -> NodeSets:
-    """Return the sets of a machine with a reserve of some source."""
+    """Return the CPU sets of a machine whose reserve has this source."""
     config = NodeConfig(reserved=CPUSet.parse(reserved), reserve_source=source)
     return node_sets(topology, topology.online, config)
 
@@ -43,14 +43,14 @@ def cut(topology: Topology, reserved: str, source: ReserveSource) -> NodeSets:
     ],
 )
 def test_default_is_a_core_on_which_the_kernel_runs(isolated: str, reserved: str) -> None:
-    """Cores without isolated CPUs come first, then cores isolated in part, then the core of the lowest CPU."""
+    """The default reserve prefers cores without isolated CPUs, then partly isolated ones, then the one with the lowest CPU."""
     topology = smt_machine(4, isolated=isolated)
     sets = node_sets(topology, topology.online, DEFAULT)
     assert (str(sets.reserved), sets.reserve_source) == (reserved, ReserveSource.DEFAULT)
 
 
 def test_machine_of_cmks_manual() -> None:
-    """8 cores, `isolcpus=0-4,8-12`, 4 exclusive and 1 shared: all five isolated cores are pools, as in CMK."""
+    """With 8 cores, `isolcpus=0-4,8-12`, 4 exclusive cores and 1 shared, all five isolated cores are in pools, as in CMK."""
     topology = smt_machine(8, isolated="0-4,8-12")
     config = NodeConfig(pools=StaticPools(exclusive_cores=4, shared_cores=1))
     check_machine(topology, topology.online, config)
@@ -62,7 +62,7 @@ def test_machine_of_cmks_manual() -> None:
 
 
 def test_default_avoids_cores_that_a_pool_lists() -> None:
-    """A listed core is reserved only where the pool lists every core."""
+    """The default reserve is a core that no pool lists; if a pool lists every core the configuration is refused."""
     topology = smt_machine(8, isolated="0-4,8-12")
     pools = StaticPools(exclusive_cores=4, exclusive_non_isolcpus=CPUSet([5]))
     assert str(node_sets(topology, topology.online, NodeConfig(pools=pools)).reserved) == "6,14"
@@ -73,7 +73,7 @@ def test_default_avoids_cores_that_a_pool_lists() -> None:
 
 
 def test_sources_come_in_their_order() -> None:
-    """A configured, reported or saved reserve is used even if isolated; a saved one like the default is the default."""
+    """A configured, reported or saved reserve is used even if it is isolated; a saved one may equal the default."""
     topology = smt_machine(4, isolated="0,4")
     for source in (ReserveSource.CONFIGURED, ReserveSource.KUBELET, ReserveSource.KEPT):
         sets = cut(topology, "4", source)
@@ -82,20 +82,20 @@ def test_sources_come_in_their_order() -> None:
 
 
 def test_kept_reserve_without_cpus_of_pods_gives_way() -> None:
-    """Where the pod root lost every reserved CPU the default is taken."""
+    """If the pod root no longer contains a reserved CPU, the default reserve is used."""
     topology = smt_machine(4)
     config = NodeConfig(reserved=CPUSet.parse("0,4"), reserve_source=ReserveSource.KEPT)
     assert str(node_sets(topology, CPUSet.parse("2-3,6-7"), config).reserved) == "2,6"
 
 
 def test_earlier_default_is_the_core_of_the_lowest_cpu() -> None:
-    """Agents without a saved reserve took it although it was isolated."""
+    """The default of agents that saved no reserve was the core of the lowest CPU, even if it was isolated."""
     assert str(lowest_core(smt_machine(4, isolated="0,4"), CPUSet.parse("0-7"))) == "0,4"
 
 
 @given(topologies(), st.data())
 def test_default_is_one_whole_core(topology: Topology, data: st.DataObject) -> None:
-    """It is never empty, never part of a core, never more than one, and has a CPU of pods."""
+    """The default reserve is exactly one whole core that has a CPU of the pod root."""
     universe = data.draw(cpu_sets(topology.online)) or topology.online
     known = known_cpus(topology, universe)
     reserved = default_reserve(topology, known, data.draw(cpu_sets(topology.cpus)))
@@ -105,7 +105,7 @@ def test_default_is_one_whole_core(topology: Topology, data: st.DataObject) -> N
 
 @given(topologies(), st.data())
 def test_default_is_isolated_only_where_all_is(topology: Topology, data: st.DataObject) -> None:
-    """It has an isolated CPU only where each core has one, and only such where each CPU is isolated."""
+    """The default reserve contains an isolated CPU only if each core has one, and is isolated only if all CPUs are."""
     isolated = data.draw(cpu_sets(topology.cpus))
     machine = replace(topology, isolated=isolated)
     reserved = default_reserve(machine, machine.cpus)
@@ -116,7 +116,7 @@ def test_default_is_isolated_only_where_all_is(topology: Topology, data: st.Data
 
 @given(topologies(offline=False), st.data())
 def test_default_stays_when_cpus_go_offline(topology: Topology, data: st.DataObject) -> None:
-    """Whichever CPUs go offline, the reserve is the same, and with two cores it is not all."""
+    """The default reserve does not depend on which CPUs are offline, and on two cores leaves one for containers."""
     isolated = data.draw(cpu_sets(topology.cpus))
     machine = replace(topology, isolated=isolated)
     before = node_sets(machine, machine.online, DEFAULT)

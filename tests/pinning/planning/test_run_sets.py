@@ -1,4 +1,4 @@
-"""The CPUs of containers: those on which a container starts while only its pod is known, and the pools that it uses."""
+"""CPUs of containers: those of a start at which only the pod is known, and the pools that a container uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tables import table
 
 
 def planned(*wishes: Wish) -> World:
-    """Return a node of 4 cores with a planned pod, beside an owner whose CPUs are 3 and 7."""
+    """Return a node of 4 cores with a planned pod and an owner of CPUs 3 and 7."""
     node = world(4)
     node.add("a", list(wishes))
     node.plan()
@@ -24,24 +24,24 @@ def planned(*wishes: Wish) -> World:
 
 
 def starts(node: World) -> set[str]:
-    """Return the sets of the pod's containers as text."""
+    """Return the CPU sets on which the pod's containers may start, as text."""
     pod = next(pod for pod in node.observe().pods if pod.uid == "a")
     return {str(cpus) for cpus in node.plan().run_sets.starts_in(pod)}
 
 
 def test_one_container_has_one_set() -> None:
-    """The only container of a pod starts on its own CPUs, or on the shared set."""
+    """The only container of a pod has one start set: its own CPUs or the shared set."""
     assert starts(planned(Wish("2", policy="exclusive"))) == {"1,5"}
     assert starts(planned(Wish())) == {"0-7"}
 
 
 def test_containers_of_one_set_need_no_names() -> None:
-    """If all containers of a pod start in the shared set, names are not needed."""
+    """If all containers of a pod start in the shared set, the pod has one start set, so that names are not needed."""
     assert starts(planned(Wish(), Wish())) == {"0-7"}
 
 
 def test_sets_of_a_pod_are_its_own_and_the_shared_one() -> None:
-    """CPUs of other pods are in none of them."""
+    """The start sets of a pod are its containers' own CPUs and the shared set, without CPUs of other pods."""
     node = planned(Wish("2", policy="exclusive"), Wish())
     node.add("b", [Wish("2", policy="exclusive")])
     node.plan()
@@ -49,7 +49,7 @@ def test_sets_of_a_pod_are_its_own_and_the_shared_one() -> None:
 
 
 def test_pod_whose_containers_are_too_many_may_start_on_all_of_its_sets() -> None:
-    """The containers of a pod above the limit are not distinguished; assignments from before stay in force."""
+    """A pod with too many containers gets no new assignments, and its containers may start on any of its sets."""
     node = planned(Wish("2", policy="exclusive"))
     run_sets = node.plan().run_sets
     crowd = SeenPod("a", "test", "a", "", (), ())
@@ -69,12 +69,12 @@ OWN, POOL = CPUSet.parse("1,5"), CPUSet.parse("2-3")
     },
 )
 def test_first_process_starts_on_the_home_alone(run_set: RunSet, cpus: str, at_start: RunSet) -> None:
-    """Where it cannot be moved, a container starts without the pools that it shares."""
+    """If its first process cannot be moved later, a container starts on its own CPUs without the pools."""
     assert (str(run_set.cpus), run_set.at_start) == (cpus, at_start)
 
 
 def test_users_of_pools_run_on_these_too() -> None:
-    """An owner keeps its tasks on its own CPUs; CMK's shared pool is that of the socket, or the shared set without one."""
+    """A container that uses CMK's shared pool gets the pool of that socket, or the shared set if there is no pool."""
     machine = smt_machine(4)
     config = NodeConfig(CPUSet.parse("0,4"), pools=StaticPools(exclusive_cores=1, shared_cores=1))
     owner, guest = Owner("a", "c"), Owner("b", "c")

@@ -1,4 +1,4 @@
-"""Containers in virtual machines: what a machine runs on, and in which order it is moved. Core N has CPUs N and N + 8."""
+"""Containers in virtual machines: the CPUs and the order of moves of a machine. Core N has CPUs N and N + 8."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def of_machine(node: World, uid: str = "k") -> str:
 
 
 def kata(node: World, *wishes: Wish, has_known_vcpus: bool = False) -> World:
-    """Run the pod k in a machine, all of its containers live."""
+    """Run all containers of pod k in one machine."""
     node.add("k", list(wishes))
     node.boot("k", has_known_vcpus=has_known_vcpus)
     for number in range(len(wishes)):
@@ -33,7 +33,7 @@ def kata(node: World, *wishes: Wish, has_known_vcpus: bool = False) -> World:
 
 
 def shown(actions: tuple[Action, ...]) -> list[str]:
-    """Return actions as "kind id cpus < ids it waits for"."""
+    """Return actions as "kind id cpus < ids for which it waits"."""
     return [
         f"{action.kind} {action.container_id} {action.cpus}"
         + "".join(f" < {actions[at].container_id}" for at in action.waits_for)
@@ -54,12 +54,12 @@ def shown(actions: tuple[Action, ...]) -> list[str]:
     ],
 )
 def test_a_machine_runs_on_what_its_containers_hold(wishes: tuple[Wish, ...], cpus: str) -> None:
-    """A machine runs on the union of its live containers' CPUs, else on the shared set."""
+    """A machine runs on the union of its running containers' CPUs, or on the shared set if there are none."""
     assert of_machine(kata(world(), *wishes)) == cpus
 
 
 def test_it_shrinks_and_grows_with_its_containers() -> None:
-    """A container that ends takes its CPUs from the machine, and its next start brings them back."""
+    """When a container ends the machine leaves its CPUs, and returns to them when the container starts again."""
     node = kata(world(), EXCLUSIVE, EXCLUSIVE)
     second = next(key for key, seen in node.containers.items() if seen.owner.container == "c1")
     node.stop(second)
@@ -72,7 +72,7 @@ def test_it_shrinks_and_grows_with_its_containers() -> None:
 
 
 def test_without_live_containers_it_is_on_what_its_pod_keeps() -> None:
-    """Without live containers a machine keeps its pod's CPUs, on which it boots and restarts."""
+    """A machine without running containers keeps its pod's CPUs, on which it boots and restarts."""
     node = world()
     node.add("k", [EXCLUSIVE, EXCLUSIVE])
     node.boot("k")
@@ -107,7 +107,7 @@ def test_its_own_grant_waits_for_others() -> None:
 
 
 def test_an_edit_moves_the_whole_machine() -> None:
-    """A policy that is edited while the pod runs widens and shrinks the machine in the same pass."""
+    """An edited policy widens and shrinks the machine in the same pass."""
     node = kata(world(), EXCLUSIVE, EXCLUSIVE)
     edit(node, "k", EXCLUSIVE, Wish("2", policy="none"))
     assert of_machine(node) == "1,9"
@@ -116,7 +116,7 @@ def test_an_edit_moves_the_whole_machine() -> None:
 
 
 def test_vcpus_and_other_threads_apart() -> None:
-    """`vmThreads: shared`: the machine may use both sets, and its vCPUs only what is held."""
+    """Under `vmThreads: shared` vCPUs run on the pod's CPUs, and the other threads on the shared set."""
     node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE, has_known_vcpus=True)
     assert node.sandboxes["s-k"] == SeenSandbox("s-k", "k", CPUSet.parse("0-15"), CPUSet.parse("1,9"))
     node.add("a", [EXCLUSIVE])
@@ -136,7 +136,7 @@ def test_vcpus_and_other_threads_apart() -> None:
 
 
 def test_others_wait_until_the_vcpus_have_left() -> None:
-    """CPUs that a machine gives back are in use until its vCPUs have moved, though its other threads stay there."""
+    """CPUs that a machine releases are in use until its vCPUs have left; its other threads may stay there."""
     node = kata(world(vm_threads=VMThreadsPolicy.SHARED), Wish("4", policy="exclusive"), has_known_vcpus=True)
     node.add("a", [PLAIN])
     number = node.start("a", "c0")
@@ -147,13 +147,13 @@ def test_others_wait_until_the_vcpus_have_left() -> None:
 
 
 def test_unidentified_vcpus_are_not_in_the_shared_set() -> None:
-    """If vCPUs are unidentified no thread is in the shared set while a container holds CPUs."""
+    """If vCPUs cannot be identified no thread runs in the shared set while a container holds CPUs."""
     node = kata(world(vm_threads=VMThreadsPolicy.SHARED), EXCLUSIVE)
     assert of_machine(node) == "1,9"
 
 
 def test_the_runtime_gets_every_containers_cpuset() -> None:
-    """If the runtime lacks the cpuset of a container, there is an action, even if the threads are right."""
+    """If the runtime was not sent the cpuset of a container there is an action, even if the threads are right."""
     node = kata(world(), EXCLUSIVE)
     machine = node.sandboxes["s-k"]
     node.sandboxes["s-k"] = replace(machine, sent=(machine.cpus, EMPTY))
@@ -164,7 +164,7 @@ def test_the_runtime_gets_every_containers_cpuset() -> None:
 
 
 def test_a_machine_that_cannot_be_moved_blocks_no_grant() -> None:
-    """A machine that is not found and cannot be moved blocks no grant."""
+    """If a machine cannot be found or moved, grants of its CPUs do not wait for it."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_movable=False)
     node.add("a", [EXCLUSIVE])
@@ -173,7 +173,7 @@ def test_a_machine_that_cannot_be_moved_blocks_no_grant() -> None:
 
 
 def test_an_unread_machine_may_be_anywhere() -> None:
-    """A machine whose threads have not been read is moved before any other container is granted CPUs."""
+    """If the threads of a machine have not been read, it is moved before any container is granted CPUs."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY)
     node.add("a", [EXCLUSIVE])
@@ -182,7 +182,7 @@ def test_an_unread_machine_may_be_anywhere() -> None:
 
 
 def test_machine_that_was_waited_for_long_enough_is_moved_beside_others() -> None:
-    """Grants do not wait for a machine that has been waited for long enough; it is still to be moved."""
+    """After the waiting time for a machine no grant waits for it, and the machine is still moved."""
     node = kata(world(), PLAIN)
     node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_awaited=False)
     node.add("a", [EXCLUSIVE])

@@ -1,4 +1,4 @@
-"""The CPUs of each task when those of its container change, case by case and as properties."""
+"""The CPUs of each task when those of its container change: single cases and properties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = CPUSet(range(8))
 
 
 def parts(text: str) -> Parts:
-    """Return parts written as "home/others"."""
+    """Return both parts as "own/shared"."""
     home, _, others = text.partition("/")
     return Parts(CPUSet.parse(home), CPUSet.parse(others))
 
@@ -43,12 +43,12 @@ def parts(text: str) -> Parts:
     ],
 )
 def test_a_task_stays_on_its_part(mask: str, before: str, after: str, expected: str) -> None:
-    """Helpers follow the shared part and never come home; the others follow the container's own CPUs."""
+    """Tasks on the shared part follow it and never return to the own CPUs; other tasks follow the own CPUs."""
     assert follow(CPUSet.parse(mask), parts(before), parts(after)) == CPUSet.parse(expected)
 
 
 def test_a_dropped_mask_does_not_move_a_task_back() -> None:
-    """A task on the shared part stays there, even if the kernel has dropped its mask."""
+    """A task on the shared part stays there, even if the kernel has reset its affinity."""
     assert follow(ALL, parts("2-3/0-1,4-7"), parts("2-3/0-1"), was_away=True) == CPUSet.parse("0-1")
 
 
@@ -57,7 +57,7 @@ PARTS = cpu_sets(ALL).filter(bool).map(lambda home: parts_of(ALL, home))
 
 @given(mask=cpu_sets(ALL).filter(bool), before=PARTS, after=PARTS, was_away=st.booleans())
 def test_every_task_has_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_away: bool) -> None:
-    """Wherever tasks were, they get CPUs of their container, and who keeps to the shared part stays in it."""
+    """Every task gets CPUs of its container, and a task on the shared part stays in it, whatever its CPUs were."""
     target = follow(mask, before, after, was_away=was_away)
 
     assert target != EMPTY
@@ -69,12 +69,12 @@ def test_every_task_has_a_cpu(mask: CPUSet, before: Parts, after: Parts, was_awa
 
 
 def test_parts_keep_within_a_set() -> None:
-    """CPUs that are not there belong to neither part."""
+    """Both parts are limited to the CPUs of the given set."""
     assert parts("2-3/0-1").within(CPUSet.parse("1-2")) == parts("2/1")
 
 
 def test_cpuset_without_home_has_one_part() -> None:
-    """Without a home all CPUs are the other part, from which no task is away."""
+    """A cpuset without own CPUs is entirely the shared part, and no task counts as moved there."""
     whole = parts_of(ALL, EMPTY)
     assert whole == parts("/0-7")
     assert not is_away(CPUSet([0]), whole)

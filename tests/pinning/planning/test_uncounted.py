@@ -1,4 +1,4 @@
-"""Claims whose cores the scheduler does not count, and how the agent treats them."""
+"""Claims whose cores the scheduler does not count, and the agent's treatment of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def node_of(
     observe: bool = False,
     smt_policy: SMTPolicy = SMTPolicy.PREFER,
 ) -> World:
-    """Return a node of 8 cores with two CPUs each whose operator has claims of these kinds counted."""
+    """Return a node of 8 cores with two CPUs each, where `countedClaims` has these policies."""
     word = UncountedClaims.REFUSE if refuse else UncountedClaims.REPORT
     return world(counted_claims=kinds, uncounted_claims=word, observe=observe, smt_policy=smt_policy)
 
 
 def count(node: World, uid: str, resource: str, amount: object, at: int = 0) -> None:
-    """Let a container request an amount of a resource, as the webhook adds it or a user writes it."""
+    """Let a container request an amount of a resource, added by the webhook or written by a user."""
     spec = node.documents[uid]["spec"]
     container: dict[str, Any] = [*spec["initContainers"], *spec["containers"]][at]
     for kind in ("limits", "requests"):
@@ -52,7 +52,7 @@ def count(node: World, uid: str, resource: str, amount: object, at: int = 0) -> 
 def test_claim_of_more_cores_than_are_requested_is_uncounted(
     wish: Wish, resource: str, amount: object, needed: int
 ) -> None:
-    """A resource that is absent, or smaller than the claim, is reported with both numbers; the container gets its CPUs."""
+    """A claim with too little of its resource is reported with both numbers, and the container gets its CPUs."""
     node = node_of()
     node.add("a", [wish])
     count(node, "a", resource, amount)
@@ -75,7 +75,7 @@ def test_claim_of_more_cores_than_are_requested_is_uncounted(
     ],
 )
 def test_other_claims_are_not_uncounted(wish: Wish, resource: str, amount: object) -> None:
-    """What is counted, and what admission adds no resource for, is served."""
+    """A claim is not uncounted if its resource is requested, or if the webhook adds none for it."""
     node = node_of(refuse=True, smt_policy=SMTPolicy.ISOLATE)
     node.add("a", [wish])
     count(node, "a", resource, amount)
@@ -86,14 +86,14 @@ def test_other_claims_are_not_uncounted(wish: Wish, resource: str, amount: objec
 
 @pytest.mark.parametrize("kinds", [frozenset(), frozenset({SMTPolicy.REQUIRE})], ids=["none", "require"])
 def test_only_listed_kinds_are_expected_to_be_counted(kinds: frozenset[SMTPolicy]) -> None:
-    """Where the webhook does not add a resource, its absence says nothing."""
+    """A claim without its resource is uncounted only if its policy is in `countedClaims`."""
     node = node_of(kinds, refuse=True)
     node.add("a", [TWO])
     assert node.plan().uncounted == {}
 
 
 def test_static_pods_and_launchers_are_never_uncounted() -> None:
-    """No admission completes a static pod, and a virtual machine's count is KubeVirt's business."""
+    """Static pods, which no webhook sees, and VMs, whose CPUs KubeVirt counts, are never uncounted."""
     node = node_of(refuse=True)
     node.add("static", [TWO])
     node.documents["static"]["metadata"]["annotations"] |= {
@@ -108,7 +108,7 @@ def test_static_pods_and_launchers_are_never_uncounted() -> None:
 
 
 def test_label_alone_makes_no_launcher() -> None:
-    """A user may write KubeVirt's label on any pod: a container that is not the machine's stays uncounted."""
+    """A user may write KubeVirt's label on any pod, so a container that is not the machine's still counts as uncounted."""
     node = node_of(refuse=True)
     node.add("a", [TWO])
     node.documents["a"]["metadata"]["labels"] = {"kubevirt.io": "virt-launcher"}
@@ -116,7 +116,7 @@ def test_label_alone_makes_no_launcher() -> None:
 
 
 def test_new_claim_is_refused_where_the_operator_says_so() -> None:
-    """A new uncounted claim is refused if configured, and served once the pod is created with the resource."""
+    """With `uncountedClaims: refuse` a new uncounted claim is refused, and served if the pod is created with the resource."""
     node = node_of(refuse=True)
     node.add("a", [TWO])
     (refusal,) = node.run_all().refusals
@@ -130,7 +130,7 @@ def test_new_claim_is_refused_where_the_operator_says_so() -> None:
 
 
 def test_container_that_holds_cpus_keeps_them() -> None:
-    """An uncounted container that holds CPUs keeps them, and may be resized."""
+    """An uncounted container that already holds CPUs keeps them, and may be resized."""
     node = node_of()
     node.add("a", [TWO])
     node.run_all()
@@ -144,7 +144,7 @@ def test_container_that_holds_cpus_keeps_them() -> None:
 
 @pytest.mark.parametrize("before", ["exclusive", "share"])
 def test_edit_to_isolate_takes_no_uncounted_cores(before: str) -> None:
-    """An edit to `isolate` without the resource leaves the container's CPUs as they are."""
+    """After an edit to `isolate` without the resource the container keeps its CPUs."""
     node = node_of(refuse=True)
     node.add("a", [Wish("2", policy=before)])
     node.start("a", "c0")
@@ -157,7 +157,7 @@ def test_edit_to_isolate_takes_no_uncounted_cores(before: str) -> None:
 
 
 def test_count_follows_no_resize() -> None:
-    """The kubelet's allocated CPUs are the claim; a resized pod is counted as it was created, and says so."""
+    """A resized container keeps its claim, and is reported, because its counted request is still that of its creation."""
     node = node_of(refuse=True)
     node.add("a", [TWO])
     count(node, "a", ISOLATED, 2)
@@ -173,7 +173,7 @@ def test_count_follows_no_resize() -> None:
 
 
 def test_observing_agent_counts_nothing() -> None:
-    """In observe mode no claim is uncounted, because another program allocates."""
+    """In observe mode no claim is uncounted, because another program allocates the CPUs."""
     node = node_of(refuse=True, observe=True)
     node.add("a", [TWO])
     planned = node.plan()

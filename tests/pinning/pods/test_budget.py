@@ -42,7 +42,7 @@ def read(*given: Any, **more: Any) -> Any:
 def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
     annotations: dict[str, str], has_one: bool | None
 ) -> None:
-    """Annotations of containers alone mean what they meant."""
+    """A pod has a budget if its pod-wide annotation asks for exclusive CPUs, not if only its containers' do."""
     found = read(4, {"m": 2, "p": None}, annotations=annotations)
     assert (found.budget is not None) is bool(has_one)
     assert FIELD not in fields(found.warnings)
@@ -63,7 +63,7 @@ def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
 def test_pod_level_cpu_that_is_no_budget_is_warned_about(
     limit: str | None, requested: str | None, message: str
 ) -> None:
-    """A pod-level CPU amount that is no budget is a warning, and the pod is read as without it."""
+    """A pod-level CPU amount that is not a budget is a warning, and the pod is read as without it."""
     document: Any = budgeted("a", 4, {"m": None})
     document["spec"]["resources"] = {
         "limits": {} if limit is None else {"cpu": limit},
@@ -91,7 +91,7 @@ def test_memory_alone_is_no_budget_and_no_warning() -> None:
 
 
 def test_the_budget_is_what_the_api_server_will_store() -> None:
-    """A missing limit is filled in where every container has one."""
+    """A pod-level limit that is missing is the sum of the containers' limits, if each has one, as in the API server."""
     document: Any = budgeted("a", 4, {"m": 3, "n": 1})
     document["spec"]["resources"] = {"requests": {"cpu": "4"}}
     budget = read_pod(document).budget
@@ -101,7 +101,7 @@ def test_the_budget_is_what_the_api_server_will_store() -> None:
 
 @pytest.mark.parametrize(("allocated", "cpus"), [("2", 2), ("x", 4), (None, 4), ("1500m", None)])
 def test_the_kubelet_has_the_last_word(allocated: str | None, cpus: int | None) -> None:
-    """A resize may be pending for long: the status says what the pod has."""
+    """While a resize is pending, the budget is what the pod's status says the kubelet has allocated."""
     document: Any = budgeted("a", 4, {"m": None})
     document["status"] = {"allocatedResources": {"cpu": allocated} if allocated else None}
     budget = read_pod(document).budget
@@ -109,7 +109,7 @@ def test_the_kubelet_has_the_last_word(allocated: str | None, cpus: int | None) 
 
 
 def test_the_pool_is_what_the_slices_leave() -> None:
-    """Ordinary init containers do not last, so that they take nothing of it."""
+    """The pool is the budget less the slices of main containers and sidecars, not of ordinary init containers."""
     found = read(6, {"m": 2, "p": None}, {"side": (1, SIDECAR), "init": (4, ""), "gate": (None, "")})
     assert [claim.container for claim in found.slices] == ["side", "init", "m"]
     assert found.pool.count == 3
@@ -132,7 +132,7 @@ def test_the_pool_is_what_the_slices_leave() -> None:
 def test_one_container_carries_what_is_counted_for_the_pool(
     containers: Any, inits: Any, carrier: str
 ) -> None:
-    """The first that lasts without a slice, else the first that lasts."""
+    """The pool's count is on the first lasting container without a slice, or else on the first lasting one."""
     assert read(6, containers, inits).carrier == carrier
 
 
@@ -155,7 +155,7 @@ def test_an_empty_pool_is_warned_about() -> None:
 
 
 def test_a_pod_without_slices_is_not_refused() -> None:
-    """A budget needs no container with whole CPUs, and its policies act on the pool."""
+    """A budget without slices is valid, and the pod's policies apply to its pool."""
     annotations = {
         f"{SMT}pod": "require",
         "numa-policy.corepin.io/pod": "single",
@@ -194,7 +194,7 @@ def test_a_pod_without_slices_is_not_refused() -> None:
 def test_a_pod_must_fit_if_one_of_its_parts_must(
     annotations: dict[str, str], containers: Any, expected: bool
 ) -> None:
-    """An empty pool needs no CPUs."""
+    """A pod must fit if its pool or one of its slices must; an empty pool need not."""
     found = read(4, containers, annotations=annotations)
     assert found.must_fit is expected
     assert found.must_fit is any(claim.must_fit for claim in found.every_claim)
@@ -213,7 +213,7 @@ def test_no_budget_is_computed_to_know_whether_a_pod_must_fit() -> None:
 
 
 def test_a_container_that_is_named_still_needs_whole_cpus() -> None:
-    """An annotation of the container's own is not silently the pool."""
+    """A container that its own annotation names is refused without a whole CPU limit, instead of put into the pool."""
     annotations = {**EXCLUSIVE, "cpu-manager.corepin.io/container.p": "exclusive"}
     assert fields(read(4, {"m": 2, "p": None}, annotations=annotations).causes) == [
         "metadata.annotations[cpu-manager.corepin.io/container.p]"
@@ -243,7 +243,7 @@ def test_filled_in_limits_are_read_from_the_annotation(text: str, found: set[str
 
 
 def test_filled_in_limits_of_an_earlier_run_are_those_that_the_webhook_kept() -> None:
-    """LimitRanger runs again for containers that a webhook adds, and its annotation then names these alone."""
+    """Filled-in limits of an earlier LimitRanger run, which the webhook recorded, count besides the annotation's."""
     again = "LimitRanger plugin set: cpu limit for container proxy"
     document: Any = {"metadata": {"annotations": {FILLED_IN: "a,b", LIMIT_RANGER: again}}}
     assert filled_in(document) == {"a", "b", "proxy"}
@@ -298,7 +298,7 @@ def test_a_filled_in_limit_makes_no_slice_unless_the_container_is_named(
 def test_the_shared_set_beside_a_filled_in_limit_is_a_warning(
     scope: str, slices: dict[str, int | None], warned: bool
 ) -> None:
-    """Without pools of pods such a container was exclusive, and its pod is not refused for having a budget."""
+    """A filled-in limit makes no slice, so that a shared-CPUs annotation has no effect: a warning, no refusal."""
     key = f"shared-cpus.corepin.io/{scope}"
     annotations = {**EXCLUSIVE, LIMIT_RANGER: filled_in_annotation(["p"]), key: "true"}
     found = read(8, {**slices, "p": 1}, annotations=annotations)
@@ -309,13 +309,13 @@ def test_the_shared_set_beside_a_filled_in_limit_is_a_warning(
 
 
 def test_a_filled_in_limit_without_the_shared_set_is_no_warning() -> None:
-    """The pool is what the pod asked for."""
+    """A filled-in limit without a shared-CPUs annotation causes no warning."""
     found = read(8, {"m": 2, "p": 1}, annotations={**EXCLUSIVE, LIMIT_RANGER: filled_in_annotation(["p"])})
     assert found.warnings == ()
 
 
 def test_requests_of_containers_in_a_pool_load_no_other_set() -> None:
-    """Those in an empty pool do."""
+    """Requests of containers whose pool is empty count for the shared set, those of other pools for no set."""
     assert read(4, {"m": 2, "log": "500m"}).unclaimed_millicores == 0
     assert read(2, {"m": 2, "log": "500m"}).unclaimed_millicores == 500
 
@@ -350,7 +350,7 @@ NOISE = "noise-policy.corepin.io/"
 def test_pool_is_quiet_if_one_of_its_containers_is(
     words: dict[str, str], of_slice: NoisePolicy | None, of_pool: NoisePolicy | None
 ) -> None:
-    """Its containers share the CPUs of the pool."""
+    """A pool is quiet if one of its containers is, because they share its CPUs."""
     annotations = EXCLUSIVE | {f"{NOISE}{scope}": word for scope, word in words.items()}
     found = read(4, {"m": 2, "p": None, "q": None}, annotations=annotations)
     assert [it.noise for it in found.claims] == [of_slice]

@@ -31,7 +31,7 @@ def test_a_claim_carries_crios_word_about_interrupts(annotations: dict[str, str]
 
 @pytest.mark.parametrize("word", ["cpu-load-balancing", "cpu-freq-governor", "cpu-c-states"])
 def test_words_that_corepin_does_not_follow_are_warned_of(word: str) -> None:
-    """Of the pod and of containers with exclusive CPUs, each by its key."""
+    """CRI-O's other annotations are warnings, for the pod and for containers with exclusive CPUs, each by its key."""
     key = f"{word}.crio.io"
     given = {CPU_MANAGER: "exclusive", key: "x", f"{key}/main": "x", f"{key}/other": "x", IRQ: "disable"}
     warnings = read_pod(pod(container("main", "2"), annotations=given)).warnings
@@ -41,6 +41,6 @@ def test_words_that_corepin_does_not_follow_are_warned_of(word: str) -> None:
 
 
 def test_pods_without_exclusive_cpus_are_not_warned_of_crios_words() -> None:
-    """They are none of corepin's business there."""
+    """Without exclusive CPUs corepin does not act on CRI-O's annotations, so it does not warn about them either."""
     given = {CPU_MANAGER: "share", "cpu-c-states.crio.io": "disable"}
     assert read_pod(pod(container("main", "2"), annotations=given)).warnings == ()

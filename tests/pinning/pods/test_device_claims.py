@@ -48,7 +48,7 @@ def test_container_without_claims_is_left_out() -> None:
 
 
 def test_shared_cpus_and_quota_go_with_claims() -> None:
-    """Both say how a container runs on its CPUs, wherever these come from."""
+    """Shared CPUs and quota policy apply to claims too, except that virtual machines get no shared CPUs."""
     words = {"shared-cpus.corepin.io/pod": "true", "quota-policy.corepin.io/pod": "unset"}
     document = naming({"name": "made"}, annotations=words)
     [use] = claim_uses(document, read_pod(document))
@@ -59,7 +59,7 @@ def test_shared_cpus_and_quota_go_with_claims() -> None:
 
 
 def test_noise_policy_goes_with_claims_without_a_warning() -> None:
-    """Whether a claim holds CPUs is not in the pod, so neither policy is said to have no effect."""
+    """Noise, interrupt and quota policies apply to claims without a warning, since a claim may hold CPUs."""
     words = {
         "noise-policy.corepin.io/pod": "quiet",
         "irq-policy.corepin.io/pod": "devices",
@@ -84,7 +84,7 @@ def test_claims_beyond_the_limit_are_not_read() -> None:
 
 
 def test_claims_stay_beside_what_the_kubelet_has_allocated() -> None:
-    """KubeVirt mirrors the amount of its claim in requests and limits."""
+    """Claims are read although the kubelet reports allocated CPUs: KubeVirt repeats the claim's amount in limits."""
     document = naming({"name": "made"})
     amounts = {"cpu": "3"}
     document["spec"]["containers"][0]["resources"] |= {"limits": amounts, "requests": amounts}

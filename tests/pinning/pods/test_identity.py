@@ -48,7 +48,7 @@ def test_of_two_mirrors_the_older_is_believed() -> None:
 
 
 def test_the_runtimes_name_decides() -> None:
-    """Not even before the kubelet has made its mirror again does an older pod of another name speak for it."""
+    """A mirror annotation counts only if the runtime's pod has the same name, even while the mirror pod is missing."""
     fake, mirror = pod("fake", "hash", "2020-01-01T00:00:00Z"), pod("mirror", "hash")
     assert uids_of(fake, mirror, hash="mirror") == {"hash": "mirror", "fake": "fake"}
     assert uids_of(fake, hash="mirror") == {"fake": "fake"}

@@ -63,19 +63,19 @@ def test_what_no_device_plugin_can_offer_has_no_name(resource: str) -> None:
 
 
 def test_long_names_stay_apart() -> None:
-    """Resources that differ at their end only."""
+    """Long resource names that differ only at their end get different names."""
     names = {near_resource(f"{LONG_DOMAIN}/{end}") for end in ("gpu", "nic", "x" * 63, "x" * 62 + "y")}
     assert len(names) == 4
     assert all(len(name.partition("/")[2]) == LONGEST_NAME for name in names)
 
 
 def test_two_resources_may_share_a_name() -> None:
-    """Then they are counted together."""
+    """Two resources whose names are equal with dots for slashes are counted together."""
     assert near_resource("a.b/c.d") == near_resource("a.b.c/d") == f"{OURS}/a.b.c.d"
 
 
 def test_the_devices_of_a_container() -> None:
-    """Those in its limits; of an ordinary init container those of all."""
+    """A container's devices are those in its limits, and an ordinary init container's those of all other containers."""
     gpu = container("main", {"cpu": 2, "nvidia.com/gpu": 1, "none.example/x": 0, "bad.example/x": "many"})
     document = pod(gpu, container("other", {"cpu": 1, "a.example/nic": 2}))
     document["spec"] = {**(document["spec"] or {}), "initContainers": [container("init", 1)]}
@@ -89,7 +89,7 @@ def test_the_devices_of_a_container() -> None:
 
 
 def test_resources_of_one_name_share_the_least_number() -> None:
-    """`.` may stand for `/`, so that two resources may have one name; what is no device has none."""
+    """Resources whose published names are equal have the smaller number; other resources have none."""
     rooms = {"a.b/c.d": 6, "a.b.c/d": 4, "cpu": 9}
     assert near_counts(rooms) == {f"{OURS}/a.b.c.d": 4}
     assert near_counts({}) == {}

@@ -24,7 +24,7 @@ FIELD = f"metadata.annotations[{MEMORY}]"
     ],
 )
 def test_memory_of_a_claim(annotations: dict[str, str], memory: NUMAMemory | None) -> None:
-    """A claim says where memory may lie when its pod does, and is bound under `single` alone."""
+    """A claim has the pod's memory policy, `bind` only together with `single`."""
     (claim,) = read_pod(pod(container("main", "2"), annotations={**EXCLUSIVE, **annotations})).claims
     assert claim.numa_memory is memory
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_refused(key: str, word: str, expected: str) -> N
 
 @pytest.mark.parametrize("numa", [{}, {NUMA: "packed"}, {"numa-policy.corepin.io/container.main": "packed"}])
 def test_bind_without_single_is_refused(numa: dict[str, str]) -> None:
-    """The cause names the annotation and both ways out, and nothing is warned besides."""
+    """`bind` without `single` is refused with the annotation and both remedies, and causes no warning besides."""
     read = read_pod(pod(container("main", "2"), annotations={**EXCLUSIVE, **numa, MEMORY: "bind"}))
     (cause,) = read.causes
     assert cause.field == FIELD

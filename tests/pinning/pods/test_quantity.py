@@ -73,14 +73,14 @@ def test_every_form_is_read_exactly(text: str | float, amount: Fraction | int) -
     ],
 )
 def test_a_text_that_is_no_quantity_is_refused(text: str | float) -> None:
-    """The error shows the text and examples of what is meant."""
+    """The error quotes the text and has examples of quantities."""
     with pytest.raises(BadQuantity, match="1500m"):
         parse_quantity(text)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=0, max_value=10**6, places=9))
 def test_decimals_lose_nothing(value: Decimal) -> None:
-    """What a decimal says is what comes out, to the last digit."""
+    """A decimal is parsed exactly, to its last digit."""
     assert parse_quantity(f"{value:f}") == Fraction(value)
 
 

@@ -90,7 +90,7 @@ def test_virtual_machines_cannot_have_it() -> None:
 
 
 def test_an_unenforced_limit_is_warned_about() -> None:
-    """The warning stands at the annotation; a container without one, or whose quota stays, has none."""
+    """Shared CPUs beside a limit that is not enforced are a warning at the annotation, with `keep` they are not."""
     annotations = {**EXCLUSIVE, MAIN: "true"}
     assert f"metadata.annotations[{MAIN}]" in fields(read_pod(two(**annotations)).warnings)
     kept = {**annotations, "quota-policy.corepin.io/pod": "keep"}

@@ -42,14 +42,14 @@ def texts(document: Any) -> list[str]:
 )
 @pytest.mark.parametrize("scope", ["/pod", "/container.main"])
 def test_cpu_policy_beside_a_claim_is_warned_about(key: str, value: str, scope: str) -> None:
-    """It gives the container no second set of CPUs."""
+    """A CPU policy for a container with a ResourceClaim is a warning, since it gives no second set of CPUs."""
     found = texts(pod(claiming("main", 2), annotations={f"{key}{scope}": value}))
     field = f"metadata.annotations[{key}{scope}]"
     assert found == [f"{field}: {value} is not followed for container main {IF_FOR_CPUS}"]
 
 
 def test_cmk_resource_beside_a_claim_is_warned_about() -> None:
-    """It is a second demand too."""
+    """The CMK resource does not give the container a second set of CPUs either."""
     (found,) = warnings(claiming("main", {"cpu": 2, CORES: 1}, {"cpu": 2, CORES: 1}))
     field = f"spec.containers[0].resources.requests[{CORES}]"
     assert found == f"{field}: {CORES} is not followed for container main {IF_FOR_CPUS}"
@@ -90,13 +90,13 @@ def test_placement_beside_a_claim_is_warned_about(word: str, value: str) -> None
 
 
 def test_memory_is_not_bound_for_a_claim() -> None:
-    """The reason does not say that nothing claims CPUs."""
+    """Memory binding of a container with a ResourceClaim is a warning that the scheduler places the claim."""
     found = warnings(claiming(), numa_policy="single", numa_memory="bind")
     assert found[-1].endswith(PLACED_BY_SCHEDULER)
 
 
 def test_shared_set_and_quota_are_for_containers_of_claims_too() -> None:
-    """Neither is refused or called idle, because the claim may be for CPUs."""
+    """Shared CPUs and quota policies are valid for containers with ResourceClaims, which may be for CPUs."""
     for scope in ("/pod", "/container.main"):
         words = {f"{SHARED}{scope}": "true", f"quota-policy.corepin.io{scope}": "unset"}
         assert not texts(pod(claiming(), annotations=words))
@@ -104,7 +104,7 @@ def test_shared_set_and_quota_are_for_containers_of_claims_too() -> None:
 
 
 def test_webhook_reads_the_claims_of_new_pods_and_templates() -> None:
-    """Otherwise it refused what the agent follows."""
+    """The webhook reads ResourceClaims of new pods and templates; otherwise it would refuse what the agent accepts."""
     for kept in (NewPod, StoredPod):
         document = pod(claiming(), annotations={f"{SHARED}/pod": "true"})
         assert not texts(msgspec.convert(document, kept))

@@ -56,7 +56,7 @@ def some_containers(budget: int, random: Random) -> list[Started]:
 
 @pytest.mark.parametrize("part", range(4))
 def test_random_pods_have_the_counts_of_the_kubelet(part: int) -> None:
-    """Wherever the kubelet admits the pod; where it rejects one, corepin says that the pool is empty."""
+    """Random pods get as many CPUs as from the kubelet; where it rejects one, corepin reports an empty pool."""
     random = Random(f"counts {part}")  # noqa: S311 - the same pods in each run
     admitted = 0
     for _ in range(PODS // 4):

@@ -164,7 +164,7 @@ class Story:
                 assert not both or self._share(one, two, planned.ledger)
 
     def check(self, planned: Plan) -> None:
-        """Check the ledger: each pod has its budget or says what is short, and one pass is enough."""
+        """Check the ledger: each pod has its budget or a refusal, and a second pass changes nothing."""
         world, ledger = self.world, planned.ledger
         assert problems(ledger, world.sets) == ()
         again = plan(world.observe(), ledger, world.config)

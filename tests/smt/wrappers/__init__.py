@@ -1,1 +1,1 @@
-"""Commands under `cmk isolate`, and containers that reach the shared set beside their own CPUs, on the SMT machine."""
+"""Commands under `cmk isolate`, and containers that use the shared set beside their own CPUs, on the SMT machine."""

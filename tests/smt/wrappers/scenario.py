@@ -40,7 +40,7 @@ RACERS: Final = 50
 
 
 def wrappers(starter: Connection, cores: int = 7) -> None:
-    """Let commands ask for all cores of the machine but the first, which is reserved."""
+    """Start commands that request all cores of the machine except the first, which is reserved."""
     FOLDER.mkdir()
     agent = WrappingAgent(FOLDER, starter)
     agent.start()
@@ -66,7 +66,7 @@ def without_the_resource(agent: WrappingAgent) -> None:
 
 
 def race(agent: WrappingAgent, cores: int) -> None:
-    """Let many more commands ask at once than there are cores."""
+    """Start many more commands at once than there are cores."""
     agent.pod("race", f"for i in $(seq {RACERS}); do ({TELL} || echo lost) & done; wait", cores)
 
     def lines() -> list[str]:
@@ -78,7 +78,7 @@ def race(agent: WrappingAgent, cores: int) -> None:
 
 
 def at_once(agent: WrappingAgent, count: int) -> None:
-    """Run as many commands as there are cores; each asks again when it has ended."""
+    """Run as many commands as there are cores; each requests a core again when it has ended."""
     one = f"({TELL}; {HOLD}; {TELL}; {HOLD}; {TELL})"
     agent.pod("at-once", f"{' & '.join([one] * count)} & wait", count)
     agent.until("all run", lambda: len(_told(agent)) == count)
@@ -97,13 +97,13 @@ def _told(agent: WrappingAgent) -> list[str]:
 
 
 def two_threads(agent: WrappingAgent) -> None:
-    """Start a program that moves one of its threads, and report where it began."""
+    """Start a program that moves one of its threads, and report its CPUs at the start."""
     agent.pod("threads", f"exec cmk isolate --pool=exclusive {sys.executable} -- -I {PROGRAM}")
     report("began", line=agent.until_written("threads", "moved")[0])
 
 
 def threads(agent: WrappingAgent) -> None:
-    """Report where the threads of the program may run, after the agent has looked at them in many passes."""
+    """Report the masks of the program's threads after many passes of the agent."""
     own = agent.container("threads")["cpus"]
     (pid,) = agent.wrapped("threads")
     report(
@@ -134,7 +134,7 @@ def stopped(agent: WrappingAgent) -> Iterator[None]:
 def number_comes_again(
     agent: WrappingAgent, name: str, without: Callable[[WrappingAgent], AbstractContextManager[None]]
 ) -> None:
-    """End a command while the agent is away, and start another process of its container with the same pid."""
+    """End a command while the agent is suspended, and start another process of its container with the same pid."""
     before, told = agent.wrapped("at-once"), len(_told(agent))
     pid = min(before)
     folder = cgroup(pid)

@@ -1,4 +1,4 @@
-"""Inside the guest: a container that may use the shared set beside its own CPUs, and one that is granted some of these."""
+"""Inside the guest: a container that uses the shared set beside its own CPUs, and one that is granted some of these."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shared_cpus(agent: WrappingAgent, told: Path, cpus: int = 2) -> None:
 
 
 def _grant(agent: WrappingAgent, cpus: int) -> None:
-    """Let a container look at the other one with its first instructions, and report where both are later."""
+    """Start a container that reads the other one's masks at its first instructions; report the masks of both later."""
     pid = _pid(agent)
     look = f"cat {cpuset_file(pid)}; grep -h Cpus_allowed_list /proc/self/status /proc/{pid}/task/*/status"
     agent.owner("granted", cpus, f"{look}; echo looked; exec sleep 1000000", WHOLE_CORE)

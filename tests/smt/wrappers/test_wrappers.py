@@ -1,4 +1,4 @@
-"""Commands under `cmk isolate` on an SMT machine: whole cores of their container's own, whatever happens to the agent."""
+"""Commands under `cmk isolate` on an SMT machine: each has whole cores of its container."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def parsed(lists: list[str]) -> list[CPUSet]:
 
 
 def test_without_the_resource_it_ends_with_one(node: Report) -> None:
-    """Without the resource the command exits with 1 and names it."""
+    """Without the resource the command exits with code 1, and its error names the resource."""
     refusal, left = node.one("without")["lines"]
 
     assert "cmk.intel.com/exclusive-cores" in refusal
@@ -23,7 +23,7 @@ def test_without_the_resource_it_ends_with_one(node: Report) -> None:
 
 
 def test_of_fifty_that_race_as_many_win_as_there_are_cores(node: Report) -> None:
-    """Each of the seven allocatable cores is one command's, and the other commands are refused."""
+    """Each of the seven allocatable cores is assigned to one command, and the other commands are refused."""
     lines = node.one("race")["lines"]
     won = [line.removeprefix("on ") for line in lines if line != "lost"]
 
@@ -56,7 +56,7 @@ def test_a_program_moves_its_helper_thread(node: Report) -> None:
 
 @pytest.mark.parametrize("agent", ["killed", "stopped"])
 def test_a_number_that_comes_again_is_another_process(node: Report, agent: str) -> None:
-    """A process that reuses the pid of a killed command has no claim; the core is the next command's."""
+    """A process with the reused pid of a killed command has no claim, and the core is assigned to the next command."""
     (found,) = (fact for fact in node.all("number") if fact["agent"] == agent)
     before, after, pid = found["before"], found["after"], str(found["pid"])
     (new,) = after.keys() - before.keys()
@@ -68,7 +68,7 @@ def test_a_number_that_comes_again_is_another_process(node: Report, agent: str) 
 
 
 def test_starts_and_ends_leave_nothing(node: Report) -> None:
-    """Many starts and ends leave no claim, descriptor and cgroup behind, and none is refused."""
+    """After many commands no claim, file descriptor or cgroup is left, and no command was refused."""
     cycles = node.one("cycles")
 
     assert cycles["lines"] == ["done"]
@@ -77,7 +77,7 @@ def test_starts_and_ends_leave_nothing(node: Report) -> None:
 
 
 def test_helpers_of_a_container_are_on_the_shared_set(node: Report) -> None:
-    """With `shared-cpus` it began on a core of its own; one thread stays there, the other moves to the shared set."""
+    """With `shared-cpus` a container starts on its own core; a helper thread moves to the shared set."""
     alone = node.all("helped")[0]
     own, shared = CPUSet.parse(alone["own"]), CPUSet.parse(alone["shared"])
 
@@ -89,7 +89,7 @@ def test_helpers_of_a_container_are_on_the_shared_set(node: Report) -> None:
 
 
 def test_a_grant_shrinks_the_shared_part_first(node: Report) -> None:
-    """The first instructions of the new owner find the other container, and both its threads, away from its core."""
+    """At the first instruction of a new owner both threads of the other container have left its core."""
     granted = node.all("helped")[1]
     cpuset, mine, *threads, _ = (line.split()[-1] for line in granted["lines"])
 

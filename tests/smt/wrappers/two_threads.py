@@ -13,7 +13,7 @@ def say(line: str) -> None:
 
 
 def helper() -> None:
-    """Move, and stay there."""
+    """Move to the CPUs of CMK_CPUS_INFRA and stay there."""
     os.sched_setaffinity(0, {int(cpu) for cpu in os.environ["CMK_CPUS_INFRA"].split(",")})
     say("moved")
     time.sleep(1e6)

@@ -1,4 +1,4 @@
-"""Inside the guest: an agent whose containers run `cmk isolate`, and what the kernel says of their threads."""
+"""Inside the guest: an agent whose containers run `cmk isolate`, and the kernel's masks of their threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAST_PID: Final = Path("/proc/sys/kernel/ns_last_pid")
 
 
 class WrappingAgent(CMKAgent):
-    """An agent of the runtime `local`, forked where its libraries are imported already."""
+    """An agent of the runtime `local`, forked from a process that has imported its libraries."""
 
     def __init__(self, directory: Path, starter: Connection) -> None:
         super().__init__(directory, COMMAND)
@@ -43,7 +43,7 @@ class WrappingAgent(CMKAgent):
         self.until("it answers", lambda: bool(self.state()["podsComplete"]))
 
     def until(self, what: str, is_so: Callable[[], bool]) -> float:
-        """Wait until something is so."""
+        """Wait until a condition holds."""
         began = time.monotonic()
         if not wait_until(is_so, rest=0.05):
             report("unsettled", wanted=what, written=self._written(), state=self.state())
@@ -55,7 +55,7 @@ class WrappingAgent(CMKAgent):
         return {log.name: log.read_text(encoding="utf-8")[-2000:] for log in self.logs.glob("*")}
 
     def end(self, *pods: str) -> None:
-        """Remove pods, and return when the agent shows them no more."""
+        """Remove pods, and return when the agent does not list them any more."""
         for pod in pods:
             (self._folder / "pods" / f"{pod}.yaml").unlink()
         self.until("pods end", lambda: not {pod["name"] for pod in self.state()["pods"]} & {*pods})
@@ -91,7 +91,7 @@ def cgroup(pid: int) -> Path:
 
 
 def cpuset_file(pid: int) -> Path:
-    """Return the file that names the CPUs of a process' cgroup."""
+    """Return the cpuset file of a process's cgroup."""
     return cgroup(pid) / find_hierarchy(CGROUPS).effective[-1]
 
 
@@ -103,7 +103,7 @@ def masks(pid: int) -> list[str]:
 
 
 def foreign_threads(pid: int, cpus: CPUSet) -> list[int]:
-    """Return the threads of containers, but for those of one process, that may run on some CPUs."""
+    """Return the threads of containers that may run on some CPUs, except those of one process."""
     roots = list(find_hierarchy(CGROUPS).folder("/").glob("corepin-local*"))
     own = {task.name for task in Path(f"/proc/{pid}/task").iterdir()}
     tasks = [
@@ -117,14 +117,14 @@ def foreign_threads(pid: int, cpus: CPUSet) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that is not our child, and return when it is gone."""
+    """Kill a process that is not a child of this one, and return when it has exited."""
     os.kill(pid, signal.SIGKILL)
     while Path(f"/proc/{pid}").exists():
         time.sleep(0.01)
 
 
 def start_as(pid: int, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that gets a number, in a cgroup."""
+    """Start a process with this pid in a cgroup."""
     for _ in range(100):
         LAST_PID.write_text(str(pid - 1))
         process = subprocess.Popen(["sleep", "1000000"])

@@ -1,4 +1,4 @@
-"""Machines of real KVM, where this machine has it: vCPUs by debugfs, the kernel's threads, and hotplug."""
+"""Machines of real KVM, if available: vCPUs by debugfs, kernel threads, and hotplug."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLUG = {"driver": "qemu64-x86_64-cpu", "socket-id": 2, "core-id": 0, "thread-id"
 
 @pytest.fixture
 def debugfs(tmp_path: Path) -> Iterator[Path]:
-    """Mount debugfs, which has a folder for each machine of KVM; skip where there is none."""
+    """Mount debugfs, which has a folder for each KVM machine, or skip."""
     if os.geteuid() != 0 or not os.access("/dev/kvm", os.R_OK | os.W_OK):
         pytest.skip("this machine gives no /dev/kvm")
     folder = tmp_path / "debug"
@@ -41,7 +41,7 @@ def debugfs(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def machine(qemu: None, debugfs: Path, tmp_path: Path) -> Iterator[tuple[VMM, socket.socket]]:
-    """Run two vCPUs whose threads have no names; skip where KVM refuses them."""
+    """Run two vCPUs whose threads have no names, or skip if KVM refuses them."""
     path = tmp_path / "qmp"
     command = [QEMU, "-machine", "q35", *KVM, "-smp", "2,maxcpus=3,sockets=3,cores=1,threads=1", "-m", "32"]
     command += ["-nodefaults", "-display", "none", "-qmp", f"unix:{path},server=on,wait=off"]
@@ -64,18 +64,18 @@ def machine(qemu: None, debugfs: Path, tmp_path: Path) -> Iterator[tuple[VMM, so
 
 
 def read(vmm: VMM, debugfs: Path) -> VMThreads:
-    """Return the threads as the agent finds them."""
+    """Return the machine's threads that the agent finds."""
     return read_threads(SharedReads(Roots(kvm=debugfs)), vmm)
 
 
 def ask(monitor: socket.socket, command: str, **arguments: object) -> None:
-    """Give QEMU one command."""
+    """Send one command to QEMU."""
     monitor.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
 
 
 @pytest.mark.runtime
 def test_kvm_tells_vcpus_and_its_own_threads(machine: tuple[VMM, socket.socket], debugfs: Path) -> None:
-    """Debugfs names nameless vCPUs, one that is plugged too; kvm-pit is found outside, kvm-nx-lpage-re is no vCPU."""
+    """Debugfs identifies unnamed and hot-plugged vCPUs; kvm-pit is found, and kvm-nx-lpage-re is no vCPU."""
     vmm, monitor = machine
     until("two vCPUs", lambda: len(read(vmm, debugfs).vcpus) == 2)
     found = read(vmm, debugfs)

@@ -30,14 +30,14 @@ from webhook.metrics import NodeMeter
 
 
 class Known:
-    """The shapes that are known, and what is counted of them."""
+    """The known node shapes and their metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.shapes = NodeShapes(NodeMeter(self.registry))
 
     def take(self, texts: dict[str, str | None]) -> None:
-        """Take over what all nodes tell."""
+        """Replace all nodes by these topology annotations."""
         self.shapes.replace({name: self.shapes.machine_of(name, text) for name, text in texts.items()})
 
     @property
@@ -52,7 +52,7 @@ class Known:
 
 @given(topologies())
 def test_what_the_agent_writes_is_read(topology: Any) -> None:
-    """Of every machine the cores that run and the widest of them count."""
+    """A shape has the number of cores with an online CPU, and the most online threads of any core."""
     widths = [len(core.cpus & topology.online) for core in topology.cores]
     expected = CoreShape(threads=max(widths), cores=sum(map(bool, widths)))
     assert read_core_shape(json.dumps(topology.to_dict())) == expected
@@ -69,7 +69,7 @@ KEYS = list(regular(4).to_dict())
 
 @given(st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3), st.sets(st.sampled_from(KEYS)))
 def test_damage_is_refused_or_harmless(changed: dict[str, Any], missing: set[str]) -> None:
-    """Whatever stands in a member: the text is refused as a bad topology, or gives a machine that can be."""
+    """A damaged topology is refused, or read as a machine of 1 to 8192 cores with as many threads at most."""
     saved = regular(4).to_dict() | changed
     text = json.dumps({name: value for name, value in saved.items() if name not in missing})
     try:
@@ -105,7 +105,7 @@ def test_any_text_is_refused_as_a_bad_topology(text: str) -> None:
     ],
 )
 def test_nonsense_is_refused(text: str) -> None:
-    """What is no topology is refused before it costs anything."""
+    """A text that is not a valid topology is refused, however large the numbers in it."""
     with pytest.raises(WRONG):
         read_core_shape(text)
 
@@ -148,7 +148,7 @@ def test_siblings_that_are_offline_do_not_count() -> None:
     ],
 )
 def test_kinds_that_matter(machines: dict[str, CoreShape], expected: tuple[NodeShape, ...]) -> None:
-    """The largest of each width of cores: the smaller ones can hold nothing that it cannot."""
+    """For each number of threads per core only the largest machine is kept, because smaller ones fit no more."""
     assert kinds(machines) == expected
 
 
@@ -157,7 +157,7 @@ def test_kinds_that_matter(machines: dict[str, CoreShape], expected: tuple[NodeS
     st.integers(1, 30),
 )
 def test_no_kind_that_is_left_out_could_hold_more(machines: dict[str, CoreShape], cpus: int) -> None:
-    """Whole cores for any count of CPUs fit on one of the kinds if and only if they fit on one of the machines."""
+    """Whole cores for any count of CPUs fit one of the node shapes if and only if they fit one of the machines."""
 
     def fits(cores: int, threads: int) -> bool:
         return -(-cpus // threads) <= cores - 1

@@ -59,7 +59,7 @@ def test_decision_is_logged_and_counted(
 
 
 def test_counts_that_alerts_watch_begin_with_zero(edge: Edge) -> None:
-    """The first failed and the first unreadable review are an increase: Prometheus knows none of a counter that appears with 1."""
+    """Counters for alerts start at 0, because Prometheus sees no increase in a counter that first appears with 1."""
     for endpoint in ("mutate", "validate"):
         assert edge.count(endpoint=endpoint, outcome="failed", reason="bug") == 0
         assert edge.count(endpoint=endpoint, outcome="unreadable", reason="malformed") == 0
@@ -84,7 +84,7 @@ def test_named_object_is_logged_by_name(edge: Edge) -> None:
     ],
 )
 def test_malformed_review_is_the_callers_mistake(edge: Edge, content: bytes, text: str) -> None:
-    """A body that is no review is HTTP 400 with the path of the error, in one short line."""
+    """A body that is not a review is HTTP 400 with the path of the error, in one short line."""
     answer = edge.post(content=content)
 
     assert answer.status_code == 400

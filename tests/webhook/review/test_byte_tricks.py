@@ -145,7 +145,7 @@ def review(kind: tuple[str, str], operation: str, sub: str | None, new: bytes, o
 
 
 def places(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the path of every member of a document, and what is there."""
+    """Yield the path and the value of every member of a document."""
     if isinstance(value, dict | list):
         for key, member in value.items() if isinstance(value, dict) else enumerate(value):
             yield (*path, key), member
@@ -188,7 +188,7 @@ def tricked(document: Any, metadata: Path) -> Iterator[tuple[Path, str, bytes]]:
 
 
 def without_flaw(document: Any, metadata: Path) -> Any:
-    """Return the object as it was before its annotation was written."""
+    """Return the object without its annotation."""
     changed = copy.deepcopy(document)
     where = changed
     for key in metadata:

@@ -74,7 +74,7 @@ CROWDS: Final = {
 
 
 def pod_kept(size: Mapping[str, int], mark: str) -> dict[str, Any]:
-    """Return one of two states of a pod: the same flaws, but for one that is gone from the new one."""
+    """Return one of two states of a pod with the same flaws, of which the new one lacks one."""
     return one_flaw_less(pod(size, "y", labels={}), mark)
 
 

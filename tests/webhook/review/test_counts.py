@@ -78,7 +78,7 @@ def item(document: Any) -> Item:
 
 
 def fields(answer: Allowed | Denied) -> list[str]:
-    """Return the fields that a refusal names, and check that every message is one that people can read."""
+    """Return the fields that a refusal names, and check that every message is readable."""
     if isinstance(answer, Allowed):
         return []
     assert len(message(answer)) <= 1000

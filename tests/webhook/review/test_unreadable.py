@@ -186,7 +186,7 @@ STRANGE = {
     "crowded": b'"managedFields":[{"fieldsV1":{"f:a":[%b]}}]' % b",".join([b"{}"] * 200_000),
 }
 ARGS = {
-    "1,250,000 escapes": b"\\u003c" * 1_250_000,  # 7.5 MB, of a body that may have them
+    "1,250,000 escapes": b"\\u003c" * 1_250_000,  # 7.5 MB, within the limit of a body
     "270,000 commas": b"," * 270_000,
     "100,001 brackets": b"{" * 100_001,
     "what looks like a status": b'\\"},\\"status\\":{',

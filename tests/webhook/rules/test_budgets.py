@@ -72,7 +72,7 @@ def test_the_first_container_without_a_slice_counts_the_pool(
 def test_mutation_computes_no_budget(
     policies: dict[str, str], settings: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It needs the pool's size alone, because a slice decides whether a container of the pod must fit."""
+    """The mutating webhook needs only the pool's size, and does not compute the budget."""
     computed = Mock(side_effect=claims._budget)
     monkeypatch.setattr(claims, "_budget", computed)
     document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations={**EXCLUSIVE, **policies})
@@ -112,7 +112,7 @@ def test_init_containers_count_nothing_of_the_pool() -> None:
 def test_a_container_added_later_requests_nothing_of_the_pool_again(
     listed: Any, words: Any, expected: Any
 ) -> None:
-    """Another webhook puts a container in front, and the API server calls this one again: one request is enough."""
+    """If another webhook puts a container in front and the API server calls corepin again, one request stays enough."""
     document: Any = budgeted("a", 4, listed, annotations=words)
     operations = plan_mutation(document, load_settings(NODES), Injection(BUILT_IN)).operations
     first = jsonpatch.apply_patch(document, [dict(step) for step in operations])
@@ -170,7 +170,7 @@ def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
 
 
 def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
-    """Another webhook adds a container, LimitRanger fills in its limit and names it alone; the pool stays as it was."""
+    """If a later webhook adds a container and LimitRanger runs again, recorded limits still make no slices."""
     document: Any = budgeted("a", 4, {"m": 1, "log": 1}, annotations=ISOLATE)
     document["metadata"]["annotations"] |= {LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
     document = _mutated(document)
@@ -190,7 +190,7 @@ def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
     {"of other containers": "gone,log", "of some": "m", "empty": "", "unreadable": "[m, log]"},
 )
 def test_a_record_of_limits_that_was_copied_is_completed(record: str) -> None:
-    """A pod that was copied brings a record; what a LimitRange fills in now is kept over its next run all the same."""
+    """The record of filled-in limits that a copied pod brings is completed by the limits that are filled in now."""
     words = {**ISOLATE, FILLED_IN: record, LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
     document = _mutated(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
     assert document["metadata"]["annotations"][FILLED_IN] == "m,log"
@@ -251,7 +251,7 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
 def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
     words: dict[str, str], settings: bytes, budget: int, slice_: int, init: int, expected: list[str]
 ) -> None:
-    """The scheduler adds up what slices and pool request: a warning is about what is larger or smaller as the sum is."""
+    """A resize warns only if the sum that the scheduler counts for slices and pool becomes too large or too small."""
     inits: Any = {"init": (2, "")}
     old = mutated(budgeted("a", 6, {"m": 2, "log": None}, inits, words), NODES)
     new = copy.deepcopy(old)
@@ -276,7 +276,7 @@ def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
     },
 )
 def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, warned: bool) -> None:
-    """A LimitRange that is younger than the pod fills in limits at any resize: the agent keeps the container in the pool."""
+    """A resize that gives a container its first CPU limit is a warning, because the agent keeps it in the pool."""
     annotations = {**EXCLUSIVE, **{f"cpu-manager.corepin.io/{scope}": word for scope, word in words.items()}}
     before: Any = budgeted("a", 4, {"m": 2, **old}, annotations=annotations)
     after: Any = budgeted("a", 5, {"m": 2, **new}, annotations=annotations)
@@ -294,7 +294,7 @@ def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, war
     },
 )
 def test_a_first_cpu_limit_causes_no_other_warning(words: dict[str, str], limit: int) -> None:
-    """The container stays in the pool: nothing else is counted, the pool is not empty, and the limit is enforced."""
+    """A container's first CPU limit at a resize changes no count, so that there is no other warning."""
     old = mutated(budgeted("a", 6, {"m": 2, "log": None, "web": None}, annotations=words), NODES)
     new = copy.deepcopy(old)
     resources = new["spec"]["containers"][1].setdefault("resources", {})
@@ -308,7 +308,7 @@ def test_a_first_cpu_limit_causes_no_other_warning(words: dict[str, str], limit:
 
 
 def test_a_first_cpu_limit_needs_no_further_core() -> None:
-    """A slice of one CPU would need a core beside those of the pool, and the largest node has no other."""
+    """A first CPU limit makes no slice, so that it needs no core beside those of the pool."""
     settings = load_settings(b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]")
     old: Any = budgeted("a", 6, {"m": 2, "log": None, "web": None}, annotations=REQUIRE)
     new = copy.deepcopy(old)
@@ -332,7 +332,7 @@ def test_a_first_cpu_limit_needs_no_further_core() -> None:
 def test_a_resize_warns_of_a_container_for_which_nothing_is_counted(
     words: dict[str, str], settings: bytes, budget: int, slice_: int, expected: list[str]
 ) -> None:
-    """The pool was empty when the pod was created, so no container requests its cores."""
+    """A resize that fills an empty pool warns that no container requests the pool's cores."""
     counted = settings if b"false" in settings else NODES
     old = mutated(budgeted("a", 6, {"m": 6, "log": None}, annotations=words), counted)
     assert not {WHOLE, ISOLATED} & (old["spec"]["containers"][1].get("resources") or {}).keys()
@@ -389,7 +389,7 @@ def stored_without_budget(document: Any) -> Any:
 
 
 def test_a_dropped_budget_is_told() -> None:
-    """The API server shows spec.resources to the mutating webhook alone if its feature gate is off."""
+    """A pod whose budget the API server dropped after mutation is admitted with a warning."""
     stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}))
     verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
     assert (verdict.causes, fields(verdict.warnings)[0]) == ((), "spec.resources")
@@ -402,7 +402,7 @@ def test_a_dropped_budget_is_told() -> None:
 
 @pytest.mark.parametrize(("words", "resource"), [(REQUIRE, WHOLE), (ISOLATE, ISOLATED)])
 def test_no_cores_are_counted_for_a_dropped_pool(words: dict[str, str], resource: str) -> None:
-    """The mutating webhook had them counted; the pod is refused before a node loses them."""
+    """A pod that still requests cores for a dropped pool is refused, because the scheduler would count them in vain."""
     stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}, annotations=words))
     verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
     assert fields(verdict.causes) == [f"spec.containers[1].resources.requests[{resource}]"]
@@ -410,7 +410,7 @@ def test_no_cores_are_counted_for_a_dropped_pool(words: dict[str, str], resource
 
 
 def test_the_record_of_a_budget_is_of_this_pod() -> None:
-    """A pod that was copied from another one gets its own record, or none."""
+    """A copied pod gets a record of its own budget, or none without a budget."""
     key = "pod-budget.corepin.io/cpus"
     for budget, expected in ((5, "5"), (None, None)):
         copied = budgeted("a", budget, {"m": 2, "log": None}, annotations={**EXCLUSIVE, key: "4"})

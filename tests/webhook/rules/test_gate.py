@@ -249,7 +249,7 @@ def test_gate_lets_the_api_server_fill_in_the_pods_limit(requests: Any, limits: 
 
 
 def test_the_operator_sets_the_resources_of_the_gate() -> None:
-    """The operator sets the gate's resources, for a LimitRange; a whole CPU is no claim and causes no warning."""
+    """The operator sets the gate's resources, for a LimitRange; a whole CPU is not a claim and causes no warning."""
     settings = load_settings(GATE[:-1] + b", gateResources: {cpu: 1, memory: 128Mi}}")
     document = pod(TWO, annotations={CPU_MANAGER: "exclusive", **ISOLATE})
     result = applied(document, settings)

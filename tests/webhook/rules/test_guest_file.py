@@ -124,7 +124,7 @@ def test_what_is_the_users_stays() -> None:
 
 
 def test_a_volume_that_is_there_is_used() -> None:
-    """A container that another webhook adds later gets the same volume, as the API server has stored it."""
+    """A container that another webhook adds gets a mount of the stored volume, and no second volume is added."""
     stored = msgspec.json.decode(msgspec.json.encode(VOLUME))
     stored["downwardAPI"]["defaultMode"] = 420
     stored["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = "v1"
@@ -185,7 +185,7 @@ def test_runtime_class_and_volume_are_part_of_the_cache_key() -> None:
 @given(document=generated)
 @settings(max_examples=100, deadline=None)
 def test_any_pod_of_a_kata_class_is_patched_once(document: Any) -> None:
-    """For any pod: who asks for CPUs finds something in the folder, and a second patch adds nothing."""
+    """For any pod each container that asks for CPUs has a mount at the folder, and a second patch adds nothing."""
     document["spec"]["runtimeClassName"] = "kata"
     there = mounts(patched(document))
     names = Counter(member.name for member in members(document))  # the API server refuses duplicate names

@@ -42,13 +42,13 @@ def counted(value: Any) -> tuple[int, int]:
     ],
 )
 def test_strings_count_as_letters_alone(text: bytes, values: int, commas: int, letters: int) -> None:
-    """Brackets and commas in strings are not counted, wherever quotes and backslashes are."""
+    """Brackets and commas inside strings are not counted, whatever quotes and backslashes the strings have."""
     assert size(text, BEYOND) == Size(values, commas, letters)
 
 
 @given(DOCUMENTS, st.integers(1, 9), st.booleans())
 def test_every_text_is_counted_as_it_is_decoded(document: Any, chunk_length: int, ascii_only: bool) -> None:
-    """Lists, objects and commas are those of the decoded value, in chunks of any length; letters are never too few."""
+    """Counts of lists, objects and commas equal the decoded value's in chunks of any length; that of letters is never too low."""
     text = json.dumps(document, ensure_ascii=ascii_only).encode()
     found = size(text, BEYOND, chunk_length)
     assert (found.values, found.commas) == counted(document)

@@ -74,7 +74,7 @@ def test_the_deepest_text_needs_little_stack() -> None:
 
 
 def test_text_that_is_not_json_is_not_mended() -> None:
-    """A half character is replaced in JSON; a text with the raw bytes of a stand-in stays as it is."""
+    """Half a surrogate pair in JSON becomes U+FFFD; a text with the bytes of the stand-in is not changed."""
     half = rb'{"name":"\ud800"}'
     assert lenient.with_whole_characters(half) == rb'{"name":"\ufffd"}'
     for text in (b'{"name":"a"}', half + lenient._STAND_IN):

@@ -82,7 +82,7 @@ def test_other_values_of_the_annotation_inject_nothing(value: str) -> None:
 
 
 def test_false_is_no_opt_out() -> None:
-    """A resource injects whatever the annotation says (the refusal to opt out is a warning of /validate)."""
+    """A pod with CMK's resource is injected whatever its annotation says (/validate warns of the failed opt-out)."""
     assert injected(pod(cores(), annotations={MUTATE: "false"}))
 
 
@@ -115,7 +115,7 @@ def test_a_count_that_is_none_is_not_passed_on(count: str) -> None:
 
 
 def test_neighbours_get_the_mounts_but_no_count() -> None:
-    """What is in `perContainer` goes to every container of an injected pod."""
+    """Every container of an injected pod gets the additions of `perContainer`, but no count without a claim."""
     result = applied(pod(cores(), container("plain")), RESOURCES)
     assert env(result, 1) == [PROC_FS]
     assert [mount["mountPath"] for mount in result["spec"]["containers"][1]["volumeMounts"]] == [
@@ -141,7 +141,7 @@ def test_init_containers_and_sidecars_are_injected() -> None:
 
 @pytest.mark.parametrize("limits", [None, {}, {"cpu": "2"}])
 def test_a_request_alone_gets_its_limit(limits: Any) -> None:
-    """CMK took it; the API server asks for a limit of the same amount, of each resource and in each container."""
+    """A request of cores without a limit gets the same limit, for each resource and container; CMK added none."""
     both = container("main", limits, {CORES: "2", OTHER_CORES: "1"})
     result = applied(pod(both, cores("1"), initContainers=[container("init", limits, {OTHER_CORES: "1"})]))
     main, other = (each["resources"] for each in result["spec"]["containers"])
@@ -276,19 +276,19 @@ def test_absent_and_null_parents_are_created(document: Any) -> None:
 
 
 def test_a_pod_without_spec_or_metadata_is_left_alone() -> None:
-    """Nothing to read is nothing to add."""
+    """A pod without spec and metadata gets no patch."""
     assert plan_mutation({}, Settings(), Injection(BUILT_IN)).operations == ()
     assert plan_mutation({"spec": None, "metadata": None}, Settings(), Injection(BUILT_IN)).operations == ()
 
 
 def test_the_marker_is_no_authority() -> None:
-    """A pod with the marker, which users can write, is injected all the same."""
+    """A pod with the marker is injected like any other, because users can write the marker."""
     result = applied(pod(cores(), annotations=INJECTED))
     assert env(result) == [{"name": "CMK_NUM_CORES", "value": "1"}]
 
 
 def test_the_built_in_default_needs_no_rights() -> None:
-    """Without a mutations file: two directories read-only, one toleration, no service account, no host /proc."""
+    """The built-in injection adds two read-only directories and a toleration, no service account and no host /proc."""
     spec = applied(pod(cores()))["spec"]
     assert [volume["hostPath"]["path"] for volume in spec["volumes"]] == ["/opt/bin", "/etc/cmk"]
     assert all(mount["readOnly"] for mount in spec["containers"][0]["volumeMounts"])

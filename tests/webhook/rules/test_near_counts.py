@@ -76,12 +76,12 @@ def near_counts(document: Any, settings: bytes = ON, kind: str = "containers", a
     ],
 )
 def test_what_is_counted(document: Any, settings: bytes, expected: dict[str, int]) -> None:
-    """Under `require` the claim's CPUs, for each kind of its devices; nothing without claim, device or word."""
+    """Under `require` the claim's CPUs are counted for each kind of device; without claim, device or word none are."""
     assert near_counts(document, settings) == expected
 
 
 def test_an_init_container_counts_with_the_devices_of_its_pod() -> None:
-    """The devices of a sidecar are its own only."""
+    """An init container is counted for all devices of its pod, and a sidecar for its own devices."""
     document = gpu_pod()
     sidecar = {**container("sidecar", {"cpu": "1", NIC: "1"}), "restartPolicy": "Always"}
     document["spec"]["initContainers"] = [container("init", 2), sidecar]
@@ -99,7 +99,7 @@ def test_the_pool_of_a_pod_is_beside_no_device() -> None:
 
 
 def test_few_kinds_are_counted() -> None:
-    """Of many resources the first ones by name are counted, and none that no device plugin can offer."""
+    """The first ones by name of many resources are counted, and none that a device plugin cannot offer."""
     kinds = {f"x.example/{at:02}": 1 for at in range(40)} | {"a/b/c": 1, f"x.example/{'n' * 64}": 1}
     counted = near_counts(gpu_pod(more=kinds))
     assert list(counted) == [
@@ -137,7 +137,7 @@ def test_an_amount_that_is_none_is_refused() -> None:
 
 
 def test_a_resize_is_not_counted_anew() -> None:
-    """Kubernetes fixes the request, and the warning says so."""
+    """A resize cannot change the counted request, and a warning says so."""
     old = mutated(gpu_pod(), ON)
     new = mutated(gpu_pod(), ON)
     new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "40"
@@ -150,6 +150,6 @@ def test_a_resize_is_not_counted_anew() -> None:
 
 @pytest.mark.parametrize("patterns", ["['']", f"[{'x' * 318}]", "[1]", "x", f"{['x'] * 101}"])
 def test_patterns_are_bounded(patterns: str) -> None:
-    """A configuration with other ones is refused with the key."""
+    """Invalid, too long or too many patterns in `nearIgnore` are refused with the key."""
     with pytest.raises(BadContract, match="nearIgnore"):
         load_settings(f"nearIgnore: {patterns}".encode())

@@ -82,7 +82,7 @@ def test_the_default_validator_is_asked_where_that_is_configured() -> None:
 
 
 def test_a_mark_of_the_pods_own_stays() -> None:
-    """A pod's own value of the mark is kept, for users who prefer an unpinned start."""
+    """The webhook keeps a pod's own values of the NRI annotations, for users who prefer an unpinned start."""
     marks = {GUARDED: "false", REQUIRED_PLUGINS: '["other"]'}
     assert marked(pod(container("main", "2"), annotations={SMT: "require", **marks}), REQUIRING) == marks
 

@@ -99,7 +99,7 @@ def test_as_much_as_fits_is_read() -> None:
 
 
 def test_a_machine_keeps_what_it_only_has_to_have() -> None:
-    """A member of which only the presence matters is read as present."""
+    """A member of which a rule needs only the presence is read as an empty object, or null."""
     document = b'{"spec":{"instancetype":{"name":"x"},"preference":null,"domain":{"cpu":{"realtime":{}}}}}'
     reader = PartReader(VirtObject)
     assert (
@@ -110,5 +110,5 @@ def test_a_machine_keeps_what_it_only_has_to_have() -> None:
 
 
 def test_a_small_object_may_be_nested_where_nothing_reads() -> None:
-    """Of an object that is not counted the part is cut out where msgspec alone does not come through."""
+    """A part is read from an object with a member that nests too deeply for msgspec, if no rule reads that member."""
     assert READER.read(msgspec.Raw(b'{"x":%b,"texts":{"a":"b"}}' % NEST)) == {"texts": {"a": "b"}}

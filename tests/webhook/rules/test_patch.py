@@ -111,7 +111,7 @@ def test_the_smallest_steps_are_taken(have: Any, want: Any, paths: list[str]) ->
 
 
 def test_fragments_are_joined_not_overwritten() -> None:
-    """Dictionaries merge, lists follow each other, of two scalars the later one counts; inputs stay as they are."""
+    """Dictionaries are merged, lists concatenated, and the later of two scalars wins; the inputs are not changed."""
     first = {"env": [1], "resources": {"limits": {"a": 1}}, "x": 1}
     second = {"env": [2], "resources": {"limits": {"b": 2}}, "x": 2}
     assert joined(first, second) == {"env": [1, 2], "resources": {"limits": {"a": 1, "b": 2}}, "x": 2}

@@ -56,6 +56,6 @@ def test_only_fields_that_there_are_can_be_left_out(narrowed: Narrowed) -> None:
     "part", [NewPod, NewPodWithToken, StoredPod], ids=["new", "new with token", "stored"]
 )
 def test_a_part_holds_a_pod_to_its_shape(part: type[Pod]) -> None:
-    """What rules read has the shape that the domain says."""
+    """A pod whose members have a wrong type is refused with the path."""
     with pytest.raises(msgspec.ValidationError, match=r"spec\.containers\[0\]\.env"):
         msgspec.convert({"spec": {"containers": [{"env": 1}]}}, part)

@@ -98,7 +98,7 @@ def machine_of(template: Any) -> VirtObject:
 
 
 def test_machine_without_a_template_is_refused() -> None:
-    """The cause names the missing template; an update of it adds no other."""
+    """A VirtualMachine without a template is refused with that field; an update is refused only if it removes it."""
     (cause,) = review_vm(Kind.VM, machine_of(None), Settings()).causes
     assert cause.field == "spec.template"
     assert review_changed_vm(Kind.VM, machine_of(None), machine_of(None), Settings()).causes == ()
@@ -134,14 +134,14 @@ def test_running_machine_is_compared_as_it_is_written() -> None:
 
 
 def test_running_machine_that_cannot_be_read_is_refused() -> None:
-    """The error names the member of the metadata."""
+    """A running machine with unreadable metadata is refused with the path of the member."""
     with pytest.raises(Malformed) as refused:
         read_running(msgspec.Raw(b'{"metadata":{"annotations":[]}}'))
     assert refused.value.path == "$.request.object.metadata.annotations"
 
 
 def test_kubevirt_may_hotplug() -> None:
-    """Its own accounts may change all but the largest number of sockets; others are none of its accounts."""
+    """KubeVirt's own accounts may change a running machine's sockets, but not maxSockets."""
     specs: list[Any] = [
         {"domain": {"cpu": {"sockets": sockets, "maxSockets": most}}}
         for sockets, most in ((1, 4), (2, 4), (1, 8))

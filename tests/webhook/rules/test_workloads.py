@@ -1,4 +1,4 @@
-"""A workload's pod template: its path, and what is read of it."""
+"""A workload's pod template: its path and its decoding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_stands_at_a_path_is_found(document: Any, found: Any) -> None:
     ],
 )
 def test_template_is_read(document: Any, found: Any) -> None:
-    """Of a workload nothing but its template is decoded; without one it is empty."""
+    """Only the template of a workload is decoded; without one it is empty."""
     assert read_template(msgspec.Raw(json.dumps(document).encode()), PATH, "$") == found
 
 

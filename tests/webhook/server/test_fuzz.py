@@ -129,7 +129,7 @@ def odd_value(chance: random.Random, body: dict[str, Any]) -> bytes:
             del container[key]
         else:
             alike = [value for value in ODDITIES if type(value) is type(container[key])]
-            pool = alike if alike and chance.random() < 0.8 else ODDITIES  # those of another type end early
+            pool = alike if alike and chance.random() < 0.8 else ODDITIES  # reviews of other types end early
             container[key] = copy.deepcopy(chance.choice(pool))
     return json.dumps(body).encode()
 

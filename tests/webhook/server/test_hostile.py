@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert running.log.plain == []
 
 
-# What is read of a request.
+# The members read from a request.
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_mismatched_pair_is_refused(tmp_path: Path, files: dict[str, bytes], r
     ],
 )
 def test_file_without_pem_is_named_alone(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    """A file without the right PEM blocks is refused by its name, with what it should contain."""
+    """The refusal of a file without the right PEM blocks has its name and the expected content."""
     disk = Disk(tmp_path, {**pair(CA), "ca.crt": CA.cert_pem.bytes(), name: content})
     with pytest.raises(Unusable) as refusal:
         disk.build()
@@ -157,7 +157,7 @@ def test_names_of_a_peer_are_its_common_name_and_alternatives() -> None:
 def test_rules_refuse_certificates_without_an_allowed_name(
     rules: ConnectionRules, certificate: dict[str, object] | None, refusal: str | None
 ) -> None:
-    """Any client without a CA; with one, verified clients only, with an allowed name if names are configured."""
+    """Without a client CA any client is served, with one only verified clients, of an allowed name if any are set."""
     found = rules.refusal(certificate)
 
     assert (refusal in (found or "")) if refusal else found is None

@@ -35,7 +35,7 @@ def created(cpus: str, *updates: pb.ContainerUpdate) -> pb.CreateContainerRespon
 
 
 class Recorder:
-    """Handlers that record their calls; `failure` is raised once, and `pause` is waited for."""
+    """Handlers that record their calls, raise `failure` once, and wait for `pause`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -64,12 +64,12 @@ class Recorder:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, wanted: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Reset the container to its CPUs."""
+        """Assign the container's two CPUs again."""
         self._record("update", pod.name, container.name, wanted.cpu.cpus)
         return pb.UpdateContainerResponse(update=[update(container.id, "2-3")])
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Return the reason."""
+        """Return the reason that the test has set."""
         self._record("validate", request.container.name, request.adjust.linux.resources.cpu.cpus)
         return self.reason
 
@@ -94,7 +94,7 @@ class Changes:
         self._queue: SimpleQueue[Status] = SimpleQueue()
 
     def __call__(self, status: Status) -> None:
-        """Record a status."""
+        """Record a status of the client."""
         self._queue.put(status)
 
     def next(self) -> Status:

@@ -1,4 +1,4 @@
-"""One connection over a socket pair: the plugin's end runs in a thread, the test is the runtime."""
+"""One connection over a socket pair: the plugin runs in a thread, and the test acts as the runtime."""
 
 from __future__ import annotations
 

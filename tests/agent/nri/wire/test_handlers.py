@@ -9,7 +9,7 @@ from agent.nri.wire.handlers import may_be_unknown
 
 
 def test_event_masks_have_the_bits_that_runtimes_accept() -> None:
-    """The old worker mask is known to every runtime, validation since NRI 0.10."""
+    """Every runtime accepts the old mask of the worker, and runtimes from NRI 0.10 on the validation event."""
     assert (WORKER_EVENTS_OLD, WORKER_EVENTS, GUARD_EVENTS) == (0x4A9, 0x24A9, 0x2000)
 
 
@@ -33,12 +33,12 @@ def test_mask_has_one_bit_for_each_event() -> None:
     ],
 )
 def test_versions_with_the_validation_event(events: int, runtime: str, expected: bool) -> None:
-    """Only containerd 2.2 and later is known to have validation; the old mask is always known."""
+    """Only containerd from 2.2 on is known to have the validation event; the old mask is accepted by all."""
     assert may_be_unknown(events, runtime) is expected
 
 
 def test_name_is_written_as_the_runtime_writes_it() -> None:
-    """The index is written with two digits."""
+    """The plugin's index is written with two digits, as runtimes write it."""
     assert str(PluginName("corepin", 5)) == "05-corepin"
 
 
@@ -48,6 +48,6 @@ def test_name_is_written_as_the_runtime_writes_it() -> None:
     ids=["space", "empty", "three-digits", "negative"],
 )
 def test_name_that_a_runtime_refuses_is_refused(name: str, index: int, reason: str) -> None:
-    """An invalid name or index raises at its construction, before any runtime refuses it."""
+    """A name or index that runtimes would refuse raises when it is constructed."""
     with pytest.raises(ValueError, match=reason):
         PluginName(name, index)

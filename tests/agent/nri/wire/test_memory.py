@@ -19,7 +19,7 @@ LONG = pod("a", annotations={"long": "x" * MESSAGE})
 
 
 class Forgetful(Recorder):
-    """Handlers that record nothing."""
+    """Handlers that store nothing."""
 
     def _record(self, *_: object) -> None:
         pass
@@ -50,7 +50,7 @@ def nothing_but_entries() -> None:
 
 
 def breaking_off() -> None:
-    """Disconnect inside a long message, and between the parts of a synchronization."""
+    """Disconnect in the middle of a long message, and between the parts of a synchronization."""
     served = Served(handlers=Forgetful())
     served.runtime.register()
     part = pb.SynchronizeRequest(pods=[LONG], more=True)
@@ -60,7 +60,7 @@ def breaking_off() -> None:
 
 
 def growth(visit: Callable[[], None]) -> int:
-    """Return by how many bytes ten visits grow this process."""
+    """Return by how many bytes ten connections grow this process."""
     before = resident_bytes()
     for _ in range(10):
         visit()
@@ -71,7 +71,7 @@ def growth(visit: Callable[[], None]) -> int:
 def test_connections_do_not_leak_memory(visit: Callable[[], None]) -> None:
     """Ten connections with long messages need no more memory than one, except for the allocator's reserve.
 
-    A leak grows with every ten; the allocator's reserve grows in one of three rounds at most.
+    A leak would grow in every round of ten; the allocator's reserve grows in at most one of three rounds.
     """
     visit()
     assert any(growth(visit) < GROWTH for _ in range(3))

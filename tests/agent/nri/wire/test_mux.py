@@ -23,7 +23,7 @@ def read(*pieces: bytes) -> list[mux.Frame]:
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40))), st.integers(1, 30))
 def test_frames_are_read_from_any_pieces(sent: list[tuple[int, bytes]], size: int) -> None:
-    """Frames are the same however the bytes are split, and no byte is left."""
+    """The frames are the same however their bytes are split, and no byte remains."""
     data = b"".join(struct.pack(">II", connection, len(payload)) + payload for connection, payload in sent)
 
     assert read(*(data[at : at + size] for at in range(0, len(data), size))) == sent
@@ -31,7 +31,7 @@ def test_frames_are_read_from_any_pieces(sent: list[tuple[int, bytes]], size: in
 
 @given(st.binary(max_size=3 * mux.FIRST_BYTES))
 def test_message_is_split_as_go_reads_it(message: bytes) -> None:
-    """The first frame has up to 4096 bytes, the buffer size of the reader in Go, and the second the rest."""
+    """The first frame has up to 4096 bytes, the size of the Go reader's buffer, and the second frame the rest."""
     found = read(mux.frames(mux.PLUGIN, message))
 
     assert b"".join(frame.payload for frame in found) == message
@@ -62,7 +62,7 @@ def test_bad_header_is_refused_at_once(header: tuple[int, int], reason: str) -> 
 
 
 def test_partial_frame_is_kept_until_complete() -> None:
-    """An incomplete frame is kept, and none is left after it was taken."""
+    """An incomplete frame is stored, and dropped once it was read."""
     reader = mux.FrameReader()
     reader.add(struct.pack(">II", 1, 2) + b"a")
 

@@ -45,7 +45,7 @@ def test_example_plugin_works(
 
 
 def test_deadlines_on_the_page_are_those_of_the_code() -> None:
-    """The page has the deadline of each step and the waits between retries."""
+    """The page has the deadline of each step and the delays between retries, as in the code."""
     found = re.search(
         r"registration\s+(\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s, .* (\d+) s", PAGE.replace("\n", " ")
     )

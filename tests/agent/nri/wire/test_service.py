@@ -1,4 +1,4 @@
-"""The plugin's methods, by their payloads."""
+"""The plugin's methods, called with payloads."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_create_and_update_are_answered_by_the_handlers(service: PluginService, 
 
 @pytest.mark.parametrize("reason", ["", "no cpuset of ours"], ids=["passes", "rejected"])
 def test_validate_rejects_with_a_reason(service: PluginService, handlers: Recorder, reason: str) -> None:
-    """A reason rejects the container; without one it passes."""
+    """If the handler returns a reason the container is rejected, and otherwise accepted."""
     handlers.reason = reason
     asked = pb.ValidateContainerAdjustmentRequest(container=container("c", "a")).SerializeToString()
 
@@ -125,7 +125,7 @@ def test_validate_rejects_with_a_reason(service: PluginService, handlers: Record
 def test_events_of_both_styles_reach_the_handler(
     service: PluginService, handlers: Recorder, method: str, event: Event
 ) -> None:
-    """An event arrives the same by its own method and by StateChange."""
+    """The handler gets the same event by its own method and by StateChange."""
     dedicated = pb.LifecycleRequest(pod=known_pod(pod("a")), container=known(container("c", "a")))
     change = pb.StateChangeEvent(event=event, pod=dedicated.pod, container=dedicated.container)
 
@@ -144,7 +144,7 @@ def test_changed_pod_is_an_event(service: PluginService, handlers: Recorder) -> 
 
 
 def test_unknown_event_reaches_the_handler(service: PluginService, handlers: Recorder) -> None:
-    """An event number that is not known is passed on."""
+    """An unknown event number is passed to the handler."""
     answer(service, "StateChange", pb.StateChangeEvent(event=99).SerializeToString())
 
     assert handlers.calls == [(99, "", "")]
@@ -158,7 +158,7 @@ def test_unknown_event_reaches_the_handler(service: PluginService, handlers: Rec
 def test_unknown_method_is_unimplemented_in_the_service(
     service: PluginService, name: str, method: str
 ) -> None:
-    """An unknown method or service gets code 12, on which the runtime falls back."""
+    """An unknown method or service gets code 12, on which the runtime uses the older method."""
     with pytest.raises(Reject, match="has no method") as refused:
         service.answer(name, method, b"")
 
@@ -169,7 +169,7 @@ def test_unknown_method_is_unimplemented_in_the_service(
 def test_payload_that_is_no_protobuf_is_refused(
     service: PluginService, handlers: Recorder, method: str
 ) -> None:
-    """A payload that is no protobuf raises ProtocolError, and no handler is called."""
+    """A payload that is not protobuf raises ProtocolError, and no handler is called."""
     with pytest.raises(ProtocolError, match="3 bytes are no"):
         answer(service, method, b"\x0a\x7fx")
 
@@ -205,7 +205,7 @@ def test_unknown_fields_are_ignored(service: PluginService, handlers: Recorder) 
 
 
 def test_second_configure_resets_nothing(service: PluginService) -> None:
-    """A second Configure does not reset a synchronized plugin."""
+    """A second Configure does not undo the synchronization of the plugin."""
     answer(service, "Synchronize", b"")
     answer(service, "Configure", b"")
 

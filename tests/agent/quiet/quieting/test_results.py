@@ -44,7 +44,7 @@ from tests.pods import container
 
 
 def test_changed_quiet_cpus_start_a_round() -> None:
-    """It runs in its own thread; before the first result the state is pending."""
+    """A change of the quiet CPUs starts a round in its own thread; until its result the state is pending."""
 
     async def scenario(scene: Scene) -> None:
         assert quiet_of(scene.quieting.add(STATE)) == QUIET_PENDING
@@ -68,14 +68,14 @@ def test_changed_quiet_cpus_start_a_round() -> None:
 def test_crios_annotation_counts_where_the_runtime_is_known_and_another(
     runtime: str, found: str | None
 ) -> None:
-    """Under CRI-O its own hooks move interrupts, and two programs must not move the same ones."""
+    """CRI-O's annotation counts only under a known runtime other than CRI-O, whose own hooks move interrupts."""
     irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
     state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime=runtime)
     assert quiet_of(Scene().quieting.add(state)) == found
 
 
 def test_crios_annotation_is_about_interrupts_alone() -> None:
-    """Workqueues and idle states follow `noise-policy: quiet`."""
+    """CRI-O's annotation keeps only interrupts off the CPUs; `noise-policy: quiet` also workqueues and idle states."""
     irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
     state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2")
 
@@ -107,7 +107,7 @@ def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
 
 
 def test_without_quiet_cpus_there_is_no_round() -> None:
-    """No thread is started, and no file is read."""
+    """Without quiet CPUs no round runs, no thread starts and no file is read."""
 
     async def scenario(scene: Scene) -> None:
         assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
@@ -116,7 +116,7 @@ def test_without_quiet_cpus_there_is_no_round() -> None:
 
 
 def test_cpu_hotplug_starts_a_round() -> None:
-    """The kernel moves interrupts of a CPU that goes offline to others."""
+    """CPU hotplug starts a round, because the kernel moves interrupts of offline CPUs to others."""
 
     async def scenario(scene: Scene) -> None:
         await scene.see(STATE)
@@ -128,7 +128,7 @@ def test_cpu_hotplug_starts_a_round() -> None:
 
 
 def test_crashed_round_is_reported_and_others_follow() -> None:
-    """A bug must not end the agent."""
+    """A crashed round is reported, and later rounds run."""
 
     async def scenario(scene: Scene) -> None:
         scene.keeper.answers = [RuntimeError("bug")]
@@ -149,7 +149,7 @@ def test_crashed_round_is_reported_and_others_follow() -> None:
 def test_status_says_why_cpus_are_not_quiet(
     quieting: Callable[[], Quieting], state: NodeState, reason: str
 ) -> None:
-    """The node has no result if the operator has not enabled it."""
+    """The status has the reason why CPUs are not quiet; the node has no result if the operator has not enabled it."""
     given = quieting()
     said = given.add(state)
     assert quiet_of(said) == reason
@@ -161,13 +161,13 @@ def test_status_says_why_cpus_are_not_quiet(
 
 
 def test_without_the_component_rounds_and_restore_do_nothing() -> None:
-    """Run and restore return at once."""
+    """Without the component, run and restore return at once."""
     asyncio.run(Quieting(None, NO_COMPONENT).run(lambda: None))
     assert Quieting(None, NO_COMPONENT).restore()
 
 
 def test_pending_result_does_not_change_the_pod_status() -> None:
-    """Pending keeps the earlier status, and success has no `notQuiet`."""
+    """While the result is pending the status keeps its earlier text; after success it has no `notQuiet`."""
     (pod,) = STATE.pods
 
     def told(quiet: str | None, before: str | None) -> str | None:
@@ -218,7 +218,7 @@ NO_SPACE = "interrupts that could not be moved: "
     ],
 )
 def test_reason_with_other_details_alone_is_not_written(before: str, after: str, is_written: bool) -> None:
-    """Each quiet pod of a node has the reason: a round every ten seconds would cost each of them a PATCH."""
+    """A reason that differs only in details does not change the status, which would cost a PATCH for each pod."""
     (pod,) = STATE.pods
 
     def told(quiet: str, last: str | None) -> str | None:
@@ -240,7 +240,7 @@ IRQ = bound("web", container("main", 1), annotations={**WEB_WORDS, "irq-policy.c
 
 
 def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> None:
-    """The status has what is not kept, and the socket what is; pending keeps the earlier status."""
+    """The status lists interrupts that are not kept, the socket the kept ones; a pending result changes no status."""
     kept = KeptInterrupts(QUIET, frozenset({"25"}), ("25 (eth1)",), "no interrupt has a name like eth7")
     state = state_of(IRQ)
     (held,) = state.ledger.parts
@@ -285,7 +285,7 @@ def test_quiet_cpus_are_in_the_agents_state() -> None:
 
 
 def test_containers_of_a_quiet_pool_have_the_result() -> None:
-    """The CPUs of a pool have no container of their own; an empty pool keeps nothing quiet."""
+    """A container in a quiet pool has the result of the pool's CPUs; an empty pool has none."""
     annotations = {**EXCLUSIVE, "noise-policy.corepin.io/pod": "quiet"}
     for cpus_of_main, said in (("1", ""), ("2", None)):
         document: Any = bound(
@@ -320,7 +320,7 @@ class Sink:
 
 
 def test_published_states_have_the_quiet_result() -> None:
-    """The publisher of noise levels adds it."""
+    """Published states have the result of the last round of quiet CPUs."""
     sink = Sink()
     LevelPublisher(sink, dict, Quieting(None, NO_COMPONENT)).submit(STATE)  # type: ignore[arg-type]
     assert sink.last
@@ -363,7 +363,7 @@ def test_daemon_thread_returns_results_and_errors() -> None:
 
 
 def test_long_reason_is_cut_in_the_status_of_each_container() -> None:
-    """A pod has up to hundreds of containers, and an object 256 KiB of annotations; the socket has the node's in full."""
+    """A long reason is truncated in pod statuses and complete on the socket."""
     reason = "interrupts that could not be moved: " + "; ".join(f"{it}: No space left" for it in range(99))
     (pod,) = STATE.pods
     containers = tuple(replace(pod.containers[0], name=f"c{it}", quiet=reason) for it in range(200))
@@ -376,14 +376,14 @@ def test_long_reason_is_cut_in_the_status_of_each_container() -> None:
 
 
 def test_quiet_cpus_of_a_state() -> None:
-    """A quiet core is a CPU with its idle sibling."""
+    """The quiet CPUs of a state include idle siblings."""
     assert quiet_cpus(STATE.ledger) == QUIET
     assert quiet_cpus(EMPTY_STATE.ledger) == EMPTY
 
 
 @pytest.mark.parametrize("is_restored", [True, False])
 def test_reset_restores_interrupts(tmp_path: Path, is_restored: bool) -> None:
-    """If some cannot be restored, the reset fails after everything else."""
+    """A reset restores interrupts; if some cannot be restored, it fails after all other steps."""
     keeper, reports = Keeper(), Reports()
     keeper.restored = is_restored
     node = FakeNode(tmp_path)

@@ -1,4 +1,4 @@
-"""When rounds of the keeper take place: the share of a CPU that they may take."""
+"""Times of the keeper's rounds, and the share of a CPU that they may take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.agent.quiet.quieting.scene import EMPTY_STATE, QUIET, STATE, Keeper, 
 
 
 class Waits(Quieting):
-    """Rounds that follow each other at once; `waits` has the seconds that would have passed."""
+    """Rounds that follow each other at once; `waits` has the seconds between them."""
 
     def __init__(self, keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(keeper, sleep=self._rests)  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ class Waits(Quieting):
         await asyncio.sleep(0)
 
     async def rounds(self, count: int, state: NodeState = STATE) -> list[float | None]:
-        """Return the seconds before each of so many further rounds."""
+        """Return the seconds before each of the next rounds."""
         self.add(state)
         self.waits.clear()
         work = asyncio.create_task(self.run(lambda: None))
@@ -64,7 +64,7 @@ def test_rounds_take_a_limited_share_of_a_cpu(
 
 
 def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later move gets prompt rounds again."""
+    """After a settled round the prompt rounds end; a later move starts them again."""
     keeper = Keeper()
     keeper.cost = 0.1
     quieting = Waits(keeper, monkeypatch)
@@ -74,7 +74,7 @@ def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who changes a noise policy all the time gets a round when ten times the last one's CPU time has passed."""
+    """Frequent changes of noise policies cause rounds at a limited share of a CPU."""
     keeper = Keeper()
     keeper.cost = 0.3
     rests: list[float] = []
@@ -107,7 +107,7 @@ def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_observing_agent_and_idle_node_have_no_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one starts with a change."""
+    """Without quiet CPUs, or while observing, no round is due until a change."""
     for state in (replace(STATE, observes=True), EMPTY_STATE):
         keeper = Keeper()
         assert asyncio.run(Waits(keeper, monkeypatch).rounds(2, state)) == [None, None]

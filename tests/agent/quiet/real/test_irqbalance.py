@@ -1,4 +1,4 @@
-"""Debian's irqbalance, which is asked over its socket as a node's is; it sees this machine's interrupts read-only."""
+"""Debian's irqbalance with its socket, as on a node; it sees this machine's interrupts read-only."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Node:
             pytest.skip(f"irqbalance does not run here: {self.log.read_text()[-300:]}")
 
     def is_up(self) -> bool:
-        """Return whether irqbalance answers: its socket is there before it listens."""
+        """Return whether irqbalance answers, because its socket exists before it listens."""
         daemon = self.client.with_socket()
         with suppress(Unavailable):
             return daemon is not None and bool(self.client.setup(daemon))
@@ -95,10 +95,10 @@ class Node:
         return InterruptBan(self.client, Restorable(self.state / "interrupts.json", "boot"), time.monotonic)
 
     def until_banned(self, balancer: Balancer, quiet: CPUSet, cpus: CPUSet) -> None:
-        """Have a balancer follow quiet CPUs until irqbalance says that it bans these CPUs."""
+        """Let a balancer follow quiet CPUs until irqbalance reports this ban."""
 
         def banned() -> CPUSet:
-            balancer.keep_off(quiet)  # beside load it may say at first that the list is not taken over
+            balancer.keep_off(quiet)  # under load it may report at first that the list is not applied
             return self.setup().banned
 
         until_equal("banned CPUs", banned, cpus)
@@ -131,7 +131,7 @@ def test_ban_is_read_back_over_agents_and_lifted(node: Node) -> None:
 
 
 def test_longest_list_is_taken_over_and_a_longer_one_not_sent(node: Node) -> None:
-    """This release reads 499 bytes: of a longer list it would ban what the cut number says, for good."""
+    """The longest accepted list is applied; a longer one is not sent, because irqbalance truncates it."""
     longest, longer = CPUSet([*range(13), *range(13, 276, 2)]), CPUSet([*range(5), *range(5, 272, 2)])
     assert [len(cpus_text(it)) for it in (longest, longer)] == [MOST_LETTERS, MOST_LETTERS + 1]
     balancer = node.balancer()
@@ -151,7 +151,7 @@ def test_restarted_irqbalance_is_banned_again(node: Node) -> None:
 
 
 def test_interrupts_to_leave_alone_are_read_back(node: Node) -> None:
-    """Interrupts are added to those that it leaves alone, and taken back."""
+    """Kept interrupts are added to irqbalance's list of ignored ones, and removed from it."""
     numbers = sorted(it.name for it in Path("/proc/irq").iterdir() if it.name.isdecimal())[:2]
     ban = node.interrupts()
     assert ban.leave(numbers) == Unkept()

@@ -1,1 +1,1 @@
-"""Delays that coalesce changes into one pass."""
+"""Delays before a pass, by which the agent coalesces several changes into one pass."""

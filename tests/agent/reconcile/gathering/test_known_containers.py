@@ -1,4 +1,4 @@
-"""Passes use the containers known from events and list the runtime only before they move or free CPUs."""
+"""A pass uses the containers known from events, and lists the runtime only before it moves a container or frees CPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lists(node: FakeNode) -> list[None]:
 
 
 def know(node: FakeNode) -> None:
-    """Make the containers known from events the current ones."""
+    """Let the agent know from events all containers that the runtime has now."""
     node.runtime.known = tuple(node.containers.values())
 
 
@@ -77,7 +77,7 @@ def test_plain_pod_needs_no_list(
 def test_runtime_is_listed_before_a_move(
     node: FakeNode, lists: list[None], change: Callable[[FakeNode], object]
 ) -> None:
-    """A pass lists the runtime when an owner comes or goes, or a container is on wrong CPUs."""
+    """A pass lists the runtime if a pod gets or frees CPUs, or a container runs on wrong CPUs."""
     change(node)
     know(node)
     node.run()
@@ -94,7 +94,7 @@ def test_runtime_is_listed_before_a_move(
 def test_change_of_an_owner_is_planned_once(
     node: FakeNode, lists: list[None], change: Callable[[FakeNode], object], calls: list[str]
 ) -> None:
-    """The pass after a change that grants or frees CPUs lists at once, so that it observes and plans once."""
+    """The pass after a change that assigns or frees CPUs lists the runtime first, so that it observes and plans only once."""
     lists.clear()
     made: list[str] = []
     node.container_watch = FakeWatch(node)
@@ -117,7 +117,7 @@ def test_change_of_an_owner_is_planned_once(
 
 
 def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
-    """CPUs of a deleted pod stay owned if an event was lost and the runtime still lists its container."""
+    """The CPUs of a deleted pod stay assigned if an event was lost and the runtime still lists the pod's container."""
     running = of(node, "owner")
     node.runtime.known = tuple(container for key, container in node.containers.items() if key != running)
     del node.documents["owner"]
@@ -130,7 +130,7 @@ def test_lost_event_frees_no_cpus(node: FakeNode, lists: list[None]) -> None:
 
 
 def test_foreign_write_is_counted_once_beside_a_list(node: FakeNode, lists: list[None]) -> None:
-    """A pass that observes twice counts a foreign write once."""
+    """If a pass reads the cgroups twice, it counts a foreign write once."""
     node.cpusets[node.cgroup(of(node, "plain"))] = node.topology.online
     node.run()
     assert lists == [None]

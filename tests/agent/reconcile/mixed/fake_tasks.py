@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeTasks:
-    """Task affinities as the kernel keeps them and the agent sets them."""
+    """Task affinities, changed as by the kernel and by the agent."""
 
     node: FakeNode
     # Cgroup and requested mask of each task.
     asked: dict[int, tuple[str, CPUSet]] = field(default_factory=dict)
-    sets: list[tuple[int, str]] = field(default_factory=list)  # affinities that the agent set
+    sets: list[tuple[int, str]] = field(default_factory=list)  # affinities that the agent has set
 
     def split(self) -> KernelSplit:
-        """Return the kernel's split of tasks, with these fake affinities."""
+        """Return the `Split` that the agent uses, with these fake affinities instead of the kernel's."""
         affinities = Affinities(self.read, self.set, lambda _: True)
         return KernelSplit(self.of, self.node.cgroups, affinities)
 
     def start(self, container_id: str, *masks: str) -> list[int]:
-        """Start a task in a container for each affinity; "" requests none."""
+        """Start one task in a container for each given affinity; "" is a task that requested no affinity."""
         first, cgroup = len(self.asked) + 1, self.node.cgroup(container_id)
         self.asked |= {first + at: (cgroup, CPUSet.parse(mask)) for at, mask in enumerate(masks)}
         return [first + at for at in range(len(masks))]
@@ -50,7 +50,7 @@ class FakeTasks:
         return self.read(task)
 
     def choose(self, task: int, mask: str) -> None:
-        """Set the affinity of a task as the application does."""
+        """Set the affinity of a task as the application does, with sched_setaffinity."""
         self.asked[task] = (self.asked[task][0], CPUSet.parse(mask))
 
     def masks(self, tasks: list[int]) -> list[str]:

@@ -33,7 +33,7 @@ class Wrapped:
         self._uses = uses
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pool uses."""
+        """Return the pool uses of containers."""
         return self._uses
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
@@ -44,10 +44,10 @@ class Wrapped:
         return state
 
     def reset(self) -> None:
-        """Do nothing, because there is nothing to forget."""
+        """Do nothing, because this fake saves nothing."""
 
     def look(self) -> None:
-        """Check nothing, because there is no socket."""
+        """Do nothing, because this fake has no socket to check."""
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Do nothing, because no process requests a pool."""
@@ -67,7 +67,7 @@ def mixed(node: FakeNode) -> str:
 
 
 def test_its_tasks_stay_on_its_own_cpus(node: FakeNode, mixed: str) -> None:
-    """Tasks that the application did not move stay on the exclusive CPUs of the wider cpuset."""
+    """When the cpuset is widened, tasks that the application did not move stay on the exclusive CPUs."""
     assert node.tasks.masks([1, 2]) == ["1,5", "1,5"]
     state = container(node.run(), "a")
     assert (str(state.cpus), str(state.others)) == ("1,5", "0,2-4,6-7")
@@ -78,7 +78,7 @@ def test_its_tasks_stay_on_its_own_cpus(node: FakeNode, mixed: str) -> None:
 
 
 def test_a_pass_without_changes_sets_no_affinity(node: FakeNode, mixed: str) -> None:
-    """After the split a pass writes no cpuset and no affinity, also when the application moves tasks."""
+    """After the first split, a pass writes no cpuset and no affinity, even if the application has moved tasks since."""
     node.tasks.choose(2, "3")
     node.cgroups.writes.clear()
     node.tasks.sets.clear()
@@ -89,7 +89,7 @@ def test_a_pass_without_changes_sets_no_affinity(node: FakeNode, mixed: str) -> 
 
 
 def test_a_sweep_counts_its_tasks_and_moves_none(node: FakeNode, mixed: str) -> None:
-    """A sweep counts the tasks on each part, and none of them counts as narrowed."""
+    """A sweep counts the tasks on exclusive and on shared CPUs, moves none, and counts none as narrowed."""
     node.tasks.choose(2, "3")
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
     proof = container(node.run(), "a").proof
@@ -101,7 +101,7 @@ def test_a_sweep_counts_its_tasks_and_moves_none(node: FakeNode, mixed: str) -> 
 
 
 def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: str) -> None:
-    """A helper task on a CPU that another container gets moves to the rest of the shared set."""
+    """If another container gets the shared CPU of a helper task, the task moves to the rest of the shared set."""
     node.tasks.choose(2, "2")
     node.owners = {node.cgroup(mixed): CPUSet([1, 5])}
     node.add("c", TWO)
@@ -120,7 +120,7 @@ def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: st
 
 
 def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
-    """An edit adds the shared set; without the annotation all tasks return to the exclusive CPUs."""
+    """An edited annotation adds the shared set; when the annotation is removed, all tasks return to the exclusive CPUs."""
     node.add("a", TWO)
     number = node.start("a")
     task, helper = node.tasks.start(number, "", "5")
@@ -138,7 +138,7 @@ def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
 
 
 def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
-    """Without NRI the container starts on its exclusive CPUs and is widened when it runs."""
+    """Without NRI the container starts on its exclusive CPUs, and gets the shared set once it runs."""
     node.run()
     node.add("a", MIXED)
     number = node.start("a", state=State.CREATED)
@@ -157,7 +157,7 @@ def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
 
 
 def test_container_without_affinity_at_start_is_widened_once_it_runs(node: FakeNode) -> None:
-    """If NRI cannot set the affinity (CRI-O before 1.36), the container starts on its exclusive CPUs."""
+    """If NRI cannot set an affinity (CRI-O before 1.36), the container starts on its exclusive CPUs and is widened later."""
     node.container_watch = watch = FakeWatch(node, puts_home=False)
     node.new_agent()
     node.add("a", MIXED)
@@ -175,7 +175,7 @@ def test_container_without_affinity_at_start_is_widened_once_it_runs(node: FakeN
 
 
 def test_restarted_agent_keeps_the_applications_affinities(node: FakeNode, mixed: str) -> None:
-    """After a restart tasks keep their affinities if at least one of them is on one part only."""
+    """A restarted agent keeps all affinities if at least one task is restricted to exclusive or to shared CPUs."""
     everything, *_ = node.tasks.start(mixed, "0-7")
     node.tasks.choose(2, "3")
     node.new_agent()
@@ -185,7 +185,7 @@ def test_restarted_agent_keeps_the_applications_affinities(node: FakeNode, mixed
 
 
 def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
-    """If no task is on one part only, the restarted agent moves all tasks to the exclusive CPUs."""
+    """If no task is restricted to exclusive or shared CPUs, a restarted agent moves all tasks to the exclusive CPUs."""
     node.add("a", MIXED)
     number = node.start("a")
     node.run()
@@ -198,7 +198,7 @@ def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("says", [True, False], ids=["the annotation says it", "a neighbour shows it"])
 def test_without_a_checkpoint_exclusive_cpus_are_found(node: FakeNode, mixed: str, says: bool) -> None:
-    """Without a checkpoint the exclusive CPUs are those without other containers, or the pod status's."""
+    """Without a checkpoint the agent takes the exclusive CPUs from the pod's status, or those that no other container has."""
     node.add("z", TWO)
     node.start("z")
     node.run()
@@ -218,7 +218,7 @@ def test_without_a_checkpoint_exclusive_cpus_are_found(node: FakeNode, mixed: st
 
 @pytest.mark.parametrize("quota", Quota)
 def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
-    """The quota is unset whatever the policy, and the pod's too; quotas of other containers stay."""
+    """The quotas of a mixed container and of its pod are unset under every policy; quotas of other containers stay."""
     node.settings = replace(node.settings, config=NodeConfig(quota=quota))
     node.new_agent()
     node.add("a", MIXED, PLAIN)
@@ -232,7 +232,7 @@ def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
 
 
 def test_split_through_the_runtime_moves_tasks_twice(node: FakeNode, mixed: str) -> None:
-    """If the cgroup cannot be written, tasks are moved before and after the runtime writes the cpuset."""
+    """If the cgroup cannot be written, the agent moves the tasks before and after the runtime writes the cpuset."""
     node.add("c", TWO)
     node.start("c")
     node.tasks.choose(2, "2")
@@ -244,7 +244,7 @@ def test_split_through_the_runtime_moves_tasks_twice(node: FakeNode, mixed: str)
 
 
 def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> None:
-    """Using a pool widens an exclusive container, and moves a plain one to the shared pool."""
+    """A process under `cmk isolate` widens an exclusive container to a pool, and moves a plain one to the pool `shared`."""
     node.settings = replace(
         node.settings, config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))
     )
@@ -270,7 +270,7 @@ def test_a_wrapped_container_is_widened_while_it_is_wrapped(node: FakeNode) -> N
 
 
 def test_a_wrapped_container_of_a_pods_pool_is_pinned(node: FakeNode) -> None:
-    """It may use the pool that it asked for besides the CPUs of its pod, and so it has not drifted."""
+    """A container in its pod's pool may also use the pool that `cmk isolate` requested, and does not count as drifted."""
     node.settings = replace(node.settings, config=NodeConfig(pools=StaticPools(2, 1)))
     node.wrappers = Wrapped({Owner("a", "c0"): frozenset({PoolUse(SharedPool.SHARED)})})
     node.new_agent()
@@ -287,7 +287,7 @@ def test_a_wrapped_container_of_a_pods_pool_is_pinned(node: FakeNode) -> None:
 
 
 def test_strict_threads_ignore_pool_uses_of_owners(node: FakeNode) -> None:
-    """With strict threads a pool use widens no exclusive container, and plain ones still use the pool."""
+    """With strictThreads, `cmk isolate` widens no exclusive container, and plain containers may still use pools."""
     pools = StaticPools(exclusive_cores=2, shared_cores=1)
     node.settings = replace(node.settings, config=NodeConfig(pools=pools, strict_threads=True))
     node.wrappers = Wrapped({Owner(pod, "c0"): frozenset({PoolUse(SharedPool.SHARED)}) for pod in "ab"})
@@ -302,7 +302,7 @@ def test_strict_threads_ignore_pool_uses_of_owners(node: FakeNode) -> None:
 
 
 def test_strict_threads_keep_the_shared_annotation(node: FakeNode) -> None:
-    """With strict threads the pod's annotation still adds the shared set."""
+    """With strictThreads, the annotation `shared-cpus` still adds the shared set."""
     node.settings = replace(node.settings, config=NodeConfig(strict_threads=True))
     node.new_agent()
     node.add("a", MIXED)
@@ -314,7 +314,7 @@ def test_strict_threads_keep_the_shared_annotation(node: FakeNode) -> None:
 
 
 def test_a_container_without_known_cgroup_gets_only_its_own_cpus(node: FakeNode) -> None:
-    """Its tasks cannot be split, so it gets no shared CPUs, is pinned and is sent to the runtime once."""
+    """A container without a known cgroup gets no shared CPUs, because its tasks cannot be split."""
     node.add("a", MIXED)
     number = node.start("a")
     node.containers[number] = replace(node.containers[number], cgroup=None)
@@ -330,7 +330,7 @@ def test_a_container_without_known_cgroup_gets_only_its_own_cpus(node: FakeNode)
 def test_a_container_that_keeps_starting_tasks_fails_alone(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container that starts tasks faster than they are pinned is a failure, until it starts no more."""
+    """A container that starts tasks faster than the agent pins them counts as failed until it stops doing so."""
     node.add("a", MIXED)
     node.add("b", PLAIN)
     node.add("c", TWO)

@@ -1,4 +1,4 @@
-"""Task counts of mixed containers between sweeps."""
+"""Counts of tasks on exclusive and shared CPUs, between sweeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def move_all(node: FakeNode, mask: str) -> None:
 
 
 def count(node: FakeNode) -> dict[str, Tally | None]:
-    """Count once; return the changed tallies by pod."""
+    """Count the tasks once; return the changed counts by pod."""
     changed = node.runner.run(node.agent.reconciler.tallies.count())
     return {owner.pod_uid: proof.tally for owner, proof in changed.items()}
 
@@ -51,7 +51,7 @@ def count(node: FakeNode) -> dict[str, Tally | None]:
 def test_task_that_moves_itself_is_published_without_a_sweep(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that moves itself to the shared set is in the published state without a sweep or a pass."""
+    """When a task moves itself to the shared set, the published state shows it without a sweep or a pass."""
     monkeypatch.setattr(verify, "POLL_SECONDS", 0.01)
 
     async def scenario(_: Agent, reports: Reports) -> None:
@@ -65,7 +65,7 @@ def test_task_that_moves_itself_is_published_without_a_sweep(
 
 
 def tally_of(state: NodeState, uid: str) -> Tally | None:
-    """Return the tally of a pod's tasks in a state, or None."""
+    """Return the task counts of a pod in a state, or None."""
     try:
         proof = container(state, uid).proof
     except (StopIteration, LookupError):
@@ -75,7 +75,7 @@ def tally_of(state: NodeState, uid: str) -> Tally | None:
 
 @pytest.mark.usefixtures("mixed")
 def test_unchanged_counts_return_no_proof(node: FakeNode) -> None:
-    """A count of tasks that have not moved returns no proof."""
+    """If no task has moved, a count returns no new proof."""
     assert count(node) == {}
 
 
@@ -83,7 +83,7 @@ def test_unchanged_counts_return_no_proof(node: FakeNode) -> None:
 def test_changed_containers_are_published_round_robin(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round publishes a limited number of changed containers, and the next round starts after them."""
+    """One round publishes a limited number of changed containers, and the next round continues with the others."""
     monkeypatch.setattr(verify, "MOST_SHOWN", 2)
     shown = []
     for mask in ("4", "1,4", ""):
@@ -94,7 +94,7 @@ def test_changed_containers_are_published_round_robin(
 
 @pytest.mark.usefixtures("mixed")
 def test_a_stale_count_is_ignored(node: FakeNode) -> None:
-    """A proof for other CPUs or for a missing container does not change the state."""
+    """The result of a count does not change the state if the container got other CPUs, or ended, in the meantime."""
     state = node.run()
     proof = container(state, "a").proof
     assert proof
@@ -106,12 +106,12 @@ def test_a_stale_count_is_ignored(node: FakeNode) -> None:
 
 
 def looks(node: FakeNode) -> set[str]:
-    """Return the keys of the scheduled looks."""
+    """Return the keys of the scheduled callbacks."""
     return {key for _, key in node.agent.trigger.agenda.due()}
 
 
 def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed: list[str]) -> None:
-    """Counting stops when no split container is left."""
+    """Counting stops when the last mixed container has ended."""
     tallies = node.agent.reconciler.tallies
     assert TALLIES in looks(node)
     assert node.runner.run(tallies.look(lambda _: None)) is not None
@@ -123,7 +123,7 @@ def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed:
 
 
 def test_without_machines_and_split_containers_no_look_is_scheduled(node: FakeNode) -> None:
-    """Without virtual machines and split containers no look is scheduled."""
+    """Without virtual machines and mixed containers, no periodic check is scheduled."""
     node.add("a", TWO)
     node.start("a")
     node.run()

@@ -25,13 +25,13 @@ ROLES = {
     "vhost": (Role.VHOST, 0),
     "shim": (Role.SHIM, 0),
 }
-HELPERS = ("emulator", "iothread", "vhost")  # helper threads of every machine
-OUTSIDE = frozenset({"vhost", "shim"})  # threads outside the machine's cgroup
+HELPERS = ("emulator", "iothread", "vhost")  # names of the helper threads of every machine
+OUTSIDE = frozenset({"vhost", "shim"})  # names of the threads outside of the machine's cgroup
 
 
 @dataclass
 class KataMachine:
-    """One fake machine; `wrote` is called after every write that the kernel sees."""
+    """One fake machine; it calls `wrote` after every write to an affinity or cpuset."""
 
     id: str
     pod_uid: str
@@ -43,7 +43,7 @@ class KataMachine:
     is_fixed: bool = False
     has_known_vcpus: bool = True
     forgets: bool = False  # a new cpuset resets the affinities of its threads, as kernels before 6.2 do
-    cpuset: CPUSet = EMPTY  # cpuset of its cgroup; empty: never written
+    cpuset: CPUSet = EMPTY  # cpuset of its cgroup; empty until it is written
     told: dict[str, CPUSet] = field(default_factory=dict)  # cpusets sent by container, until it is removed
     masks: dict[str, CPUSet] = field(default_factory=dict)  # requested affinities by thread
     # Affinities of threads that only a full read finds, by thread.
@@ -71,21 +71,21 @@ class KataMachine:
         return {thread: str(self.allowed(thread)) for thread in self.masks}
 
     def pin(self, thread: str, cpus: CPUSet) -> None:
-        """Set the affinity of a thread; the part outside its cgroup is cut off, and an empty rest ignored."""
+        """Set the affinity of a thread, limited to the cpuset of its cgroup; an empty intersection changes nothing."""
         inside = cpus if thread in OUTSIDE or not self.cpuset else cpus & self.cpuset
         if inside:
             self.masks[thread] = inside if self.forgets else cpus
             self.wrote()
 
     def tell(self, container_id: str, cpus: CPUSet) -> None:
-        """Apply the cpuset of a container."""
+        """Set the cpuset that the machine was sent for a container."""
         is_safe = self.has_quota or self.is_fixed or container_id in self.told
         assert is_safe, "by this Kata would have chosen another number of vCPUs"
         self.told[container_id] = cpus
         self._update()
 
     def remove(self, container_id: str) -> None:
-        """Remove a container; the cpuset of the last one stays written."""
+        """Remove a container; after the last one the cpuset of the machine does not change."""
         self.told.pop(container_id, None)
         self._update()
 
@@ -122,16 +122,16 @@ class KataMachine:
 
 @dataclass
 class Kata:
-    """The Kata machines of a node and their thread affinities (interface `VirtualMachines`).
+    """The Kata machines of a node and the affinities of their threads (interface `VirtualMachines`).
 
-    Other machines, as of KubeVirt, are those of `node.vms`.
+    Machines of other kinds, such as KubeVirt's, are in `node.vms`.
     """
 
     node: FakeNode
     machines: dict[str, KataMachine] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()  # ids of machines that are not found
     hidden: frozenset[str] = frozenset()  # ids of machines that a full read does not find
-    is_stuck: bool = False  # pinning has no effect
+    is_stuck: bool = False  # `pin` has no effect on these
 
     def boot(self, uid: str, **facts: Any) -> KataMachine:
         """Start the virtual machine in which the pod's containers run."""
@@ -166,7 +166,7 @@ class Kata:
         return len(machine.masks) if machine else self.node.vms.count(place)
 
     def has_strayed(self, place: VMPlace) -> bool:
-        """Return whether vCPUs were moved between passes; never for Kata machines."""
+        """Return False: vCPUs of Kata machines are never moved between passes here."""
         return place.key not in self.machines and self.node.vms.has_strayed(place)
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:

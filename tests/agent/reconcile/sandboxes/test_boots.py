@@ -1,4 +1,4 @@
-"""Booting virtual machines are confined to the shared CPUs before an owner gets its CPUs."""
+"""The agent confines booting virtual machines to the shared CPUs before it assigns the other CPUs to a container."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ METRIC = "corepin_agent_vm_boot_exposed_seconds_total"
 
 @dataclass
 class FakeBoots:
-    """A machine that boots on every CPU until it is confined (interface `BootingMachines`)."""
+    """A machine that boots on all CPUs until it is confined (interface `BootingMachines`)."""
 
     node: FakeNode
     cpus: CPUSet = field(default_factory=lambda: CPUSet.parse("0-7"))
     calls: list[tuple[BootScope, str]] = field(default_factory=list)
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Move the machine to the CPUs; return it if it ran outside them."""
+        """Confine the machine to the CPUs; return it if it had run on others."""
         self.calls.append((scope, str(cpus)))
         before, self.cpus = self.cpus, self.cpus & cpus or cpus
         return (ConfinedBoot(7, before, 2.0),) if not before <= cpus else ()
 
     def check(self) -> None:
-        """Check after each cgroup write that no owner runs on CPUs of the machine."""
+        """After each cgroup write, check that the booting machine does not run on CPUs of an owner."""
         for cgroup, owned in self.node.owners.items():
             if self.node.cpusets.get(cgroup) == owned:
                 assert not self.cpus & owned
@@ -47,20 +47,20 @@ def boots(node: FakeNode) -> FakeBoots:
 
 
 def kata_pod(node: FakeNode, uid: str = "k") -> None:
-    """Bind a pod with a runtime class to the node."""
+    """Create a pod with a runtime class on the node."""
     node.add(uid, PLAIN)
     node.documents[uid]["spec"]["runtimeClassName"] = "kata"
 
 
 def exposed(node: FakeNode) -> float:
-    """Return the exposed seconds in the metric."""
+    """Return the seconds of exposure in the metric."""
     return node.agent.reconciler.metrics.registry.get_sample_value(METRIC) or 0.0
 
 
 def test_machine_leaves_before_an_owner_gets_its_cpus(
     node: FakeNode, boots: FakeBoots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CPUs 1,5 are granted after the booting machine is confined to the shared CPUs."""
+    """CPUs 1,5 are assigned only after the booting machine is confined to the shared CPUs."""
     kata_pod(node)
     node.add("a", TWO)
     node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
@@ -71,7 +71,7 @@ def test_machine_leaves_before_an_owner_gets_its_cpus(
 
 
 def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBoots) -> None:
-    """When NRI gets the table with a grant, the booting machine has already left those CPUs."""
+    """When NRI gets a table that assigns CPUs, the booting machine has already left those CPUs."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
     kata_pod(node)
@@ -93,7 +93,7 @@ def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBo
 
 
 def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots) -> None:
-    """The 2 s before the machine was confined count as exposure once; later passes add nothing."""
+    """The 2 s before the machine was confined are counted as exposure once; later passes add nothing."""
     node.add("a", TWO)
     node.start("a")
     node.run()
@@ -110,7 +110,7 @@ def test_no_exposure_without_owners(node: FakeNode, boots: FakeBoots) -> None:
 
 
 def test_machine_that_was_not_found_while_it_booted_is_counted(node: FakeNode) -> None:
-    """The run time of a new sandbox that is READY on every CPU counts, but not of one before the agent."""
+    """If a new sandbox gets READY on all CPUs its run time is exposure; that of one older than the agent is not."""
     node.add("a", TWO)
     node.start("a")
     node.kata.boot("old")
@@ -136,7 +136,7 @@ def test_ready_pod_ends_the_search_for_its_machine(node: FakeNode, boots: FakeBo
 
 
 def test_pod_without_runtime_class_is_not_looked_for(node: FakeNode, boots: FakeBoots) -> None:
-    """Pods without a runtime class cause no search for machines."""
+    """The agent searches no machine for a pod without a runtime class."""
     node.add("b", PLAIN)
     node.run()
     assert boots.calls == []
@@ -152,7 +152,7 @@ def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None
 
 
 def test_confining_writes_no_cpuset(node: FakeNode, boots: FakeBoots) -> None:
-    """A booting machine is confined by affinity alone, so no cpuset write looks like a foreign one."""
+    """The agent confines a booting machine only by affinities, because a cpuset write would look like a foreign write."""
     kata_pod(node)
     node.run()
     writes = len(node.cgroups.writes)
@@ -161,7 +161,7 @@ def test_confining_writes_no_cpuset(node: FakeNode, boots: FakeBoots) -> None:
 
 
 def test_machine_that_never_gets_ready_ends_the_search_with_its_pod(node: FakeNode, boots: FakeBoots) -> None:
-    """The search for a machine that never gets ready ends when its pod is deleted."""
+    """If a machine never gets READY, the search for it ends when its pod is deleted."""
     kata_pod(node)
     node.run()
     assert node.agent.reconciler.boots.is_wanted

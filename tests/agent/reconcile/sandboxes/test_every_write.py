@@ -54,10 +54,10 @@ class Life:
         self.node.new_agent()
         self.forgets = forgets
         self.ledger = Ledger()
-        # owners before and after this pass, with the CPUs on which nothing else runs
+        # CPUs owned both before and after this pass, on which no other container runs
         self.kept: list[tuple[Assignment, CPUSet]] = []
-        self.start: dict[str, CPUSet] = {}  # CPUs of every cgroup and machine when this pass began to write
-        self.pods: dict[str, int] = {}  # uid: number of containers
+        self.start: dict[str, CPUSet] = {}  # CPUs of cgroups and machines before the first write of this pass
+        self.pods: dict[str, int] = {}  # number of containers by uid
 
     def play(self, event: tuple[str, object, object]) -> None:
         """Apply one event."""
@@ -103,7 +103,7 @@ class Life:
         self.node.kata.machines.pop(f"s-{uid}", None)
 
     def settle(self) -> None:
-        """Run a pass and check the CPUs of every machine after it."""
+        """Run a pass, and check afterwards that every machine has its CPUs."""
         state = self.node.run()
         bound = {
             f"test/pod-{it.pod_uid}"
@@ -112,7 +112,7 @@ class Life:
         }
         assert bound.issuperset(state.failures)
         if bound:
-            return  # others may wait until the machine has ended
+            return  # other machines may wait until this one has ended
         for machine in self.node.kata.machines.values():
             own = union(held.cpus for held in self.holders(machine))
             assert machine.cpus() == self.goal(machine, own, state.shared)
@@ -123,7 +123,7 @@ class Life:
                 assert not machine.told
 
     def is_bound(self, machine: KataMachine, shared: CPUSet) -> bool:
-        """Return whether Kata keeps a machine on CPUs of ended containers."""
+        """Return whether Kata keeps the machine on CPUs of containers that have ended."""
         containers = self.node.containers.values()
         is_over = all(it.state is State.EXITED for it in containers if it.sandbox == machine.id)
         own = union(held.cpus for held in self.holders(machine))
@@ -135,7 +135,7 @@ class Life:
         return own | shared if own and is_apart else own or shared
 
     def holders(self, machine: KataMachine) -> list[Assignment]:
-        """Return the assignments of a machine's live containers, or of its whole pod if none is live."""
+        """Return the assignments of the machine's running containers, or of its whole pod if none runs."""
         containers = [it for it in self.node.containers.values() if it.sandbox == machine.id]
         live = {it.name for it in containers if it.state is not State.EXITED}
         held = self.ledger.pods.get(machine.pod_uid, ())
@@ -154,7 +154,7 @@ class Life:
                 self.kept.append((now, (was.footprint & now.footprint) - others))
 
     def check(self) -> None:
-        """Check that nothing runs on another owner's CPUs and that every place has CPUs."""
+        """Check that nothing runs on CPUs of another owner, and that every cgroup and machine has CPUs."""
         places = self.places()
         assert all(places.values())
         for owner, cpus in self.kept:
@@ -165,7 +165,7 @@ class Life:
                 self.check_company(owner, places)
 
     def check_company(self, owner: Assignment, places: dict[str, CPUSet]) -> None:
-        """Check that no owner shares CPUs that it did not share when the pass began."""
+        """Check that no owner shares CPUs that it did not share before this pass."""
         own = [place for place in places if self.is_its(place, owner)]
         for place, other in product(own, places.keys() - set(own)):
             together = places[place] & places[other] & owner.footprint
@@ -178,7 +178,7 @@ class Life:
         return {**self.node.cpusets, **machines}
 
     def is_its(self, place: str, assignment: Assignment) -> bool:
-        """Return whether a cgroup or machine runs the owner's container."""
+        """Return whether a cgroup or machine belongs to the owner's container."""
         uid, name = assignment.owner
         if f"s-{uid}" in self.node.kata.machines:
             return place == f"s-{uid}"
@@ -209,7 +209,7 @@ def test_no_thread_is_on_the_cpus_of_another_owner(
     forgets: bool,
     threads: VMThreadsPolicy,
 ) -> None:
-    """The invariants hold after each write, and after a pass each machine has its CPUs, on any kernel."""
+    """The invariants hold after each write, and after a pass each machine has its CPUs, on old and new kernels."""
     with life(forgets=forgets, threads=threads) as lived:
         for event in (*first, ("pass", None, None), *events):
             lived.play(event)

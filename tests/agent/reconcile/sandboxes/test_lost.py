@@ -1,4 +1,4 @@
-"""Kata machines in trouble: not found, with unknown vCPUs, or with an agent that does not answer."""
+"""Kata machines that cannot be found, whose vCPUs are unknown, or whose agent does not answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATER = 60.0
 
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_quota: bool) -> None:
-    """A machine whose pid the runtime reports late leaves CPUs before another container gets them."""
+    """If the runtime reports a machine's pid late, the machine still leaves CPUs before another container gets them."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k", has_quota=has_quota)
     node.start("k")
@@ -35,7 +35,7 @@ def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_q
 
 
 def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
-    """If a machine that was found before cannot be read, the grant of its CPUs waits for a retry."""
+    """If the agent can no longer read a machine, it assigns the machine's CPUs only after a retry or the waiting time."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=False)
     node.start("k")
@@ -56,7 +56,7 @@ def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> None:
-    """CPUs that a lost machine may use are granted after LOST_SECONDS, and the machine is a failure."""
+    """CPUs on which a lost machine may run are assigned after LOST_SECONDS, and the machine counts as failed."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=has_quota)
     node.start("k")
@@ -77,7 +77,7 @@ def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> 
 
 
 def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
-    """The waiting time starts when the machine was seen last."""
+    """The waiting time for a lost machine starts when the agent last read it, also if it was lost before."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.start("k")
@@ -96,7 +96,7 @@ def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("was_told", [False, True])
 def test_wait_for_a_refused_lost_machine_is_limited(node: FakeNode, was_told: bool) -> None:
-    """After LOST_SECONDS others get their CPUs, and the refused runtime update is retried with backoff."""
+    """After LOST_SECONDS other containers get their CPUs, and the agent retries the refused runtime update with backoff."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     inside = node.start("k")
@@ -127,7 +127,7 @@ def test_wait_for_a_refused_lost_machine_is_limited(node: FakeNode, was_told: bo
 
 
 def test_lost_machine_delays_no_request_after_its_waiting_time(node: FakeNode) -> None:
-    """A request after the waiting time of a lost machine is granted in the first pass."""
+    """When the waiting time of a lost machine is over, the first pass grants a new request."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.runtime.errors[node.start("k")] = Refused("no")
@@ -155,7 +155,7 @@ def watch(node: FakeNode) -> FakeWatch:
 
 
 def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
-    """Run a pass; return whether CPUs are still busy for new containers."""
+    """Run a pass; return whether the table still marks CPUs as busy for new containers."""
     node.run()
     table = watch.tables[-1]
     assert table is not None
@@ -166,7 +166,7 @@ def is_held_up(node: FakeNode, watch: FakeWatch) -> bool:
 def test_machines_lost_one_after_the_other_share_one_time(
     node: FakeNode, watch: FakeWatch, has_quota: bool
 ) -> None:
-    """New lost machines one after the other share one waiting time in ten minutes."""
+    """Machines that are lost one after the other share one waiting time in ten minutes."""
     step, held = LOST_SECONDS / 3, []
     for turn in range(round(WINDOW_SECONDS / step)):
         uid = f"k{turn // 3}"
@@ -188,7 +188,7 @@ def test_machines_lost_one_after_the_other_share_one_time(
 
 
 def test_repeatedly_lost_machine_has_no_extra_time(node: FakeNode, watch: FakeWatch) -> None:
-    """A machine that is lost and found repeatedly delays others no longer than one that stays lost."""
+    """A machine that is repeatedly lost and found delays other containers no longer than one that stays lost."""
     node.add("k", PLAIN)
     node.kata.boot("k")
     node.start("k")
@@ -202,7 +202,7 @@ def test_repeatedly_lost_machine_has_no_extra_time(node: FakeNode, watch: FakeWa
 
 
 def test_next_poll_pins_vcpus_that_are_known_again(node: FakeNode) -> None:
-    """When the vCPUs of a machine are known again, the next poll pins them."""
+    """When the agent can identify the vCPUs of a machine again, the next poll pins them."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")
@@ -222,7 +222,7 @@ def test_next_poll_pins_vcpus_that_are_known_again(node: FakeNode) -> None:
 
 
 def test_timeouts_of_one_guest_do_not_add_up(node: FakeNode) -> None:
-    """The runtime is sent all containers of a machine at once, so that timeouts do not add up."""
+    """The agent sends the updates of all containers of a machine at once, so that timeouts of the guest do not add up."""
     node.add("a", TWO, PLAIN, PLAIN)
     node.kata.boot("a")
     for name in ("c0", "c1", "c2"):

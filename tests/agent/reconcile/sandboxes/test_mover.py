@@ -25,7 +25,7 @@ LATER = 60.0
 
 
 def test_machine_with_two_owners_has_the_cpus_of_both(node: FakeNode) -> None:
-    """All threads run on both owners' CPUs, vCPUs one to one, and both containers are sent the union."""
+    """All threads run on the CPUs of both owners, each vCPU on one, and the runtime gets the union for both containers."""
     node.add("a", TWO, TWO, PLAIN)
     machine = node.kata.boot("a", vcpus=4)
     for name in ("c0", "c1", "c2"):
@@ -59,7 +59,7 @@ def status_of(state: NodeState, before: str | None = None) -> dict[str, Any]:
 
 
 def test_status_maps_vcpus_to_cpus_while_pinned_one_to_one(node: FakeNode) -> None:
-    """The status maps vCPUs to guest ids and containers, and gives a reason when they are not one to one."""
+    """The status has CPU, guest id and container of each vCPU, and a reason if vCPUs are not pinned one to one."""
     node.add("a", TWO, TWO)
     node.kata.boot("a", vcpus=4)
     node.start("a", "c0")
@@ -78,7 +78,7 @@ def test_status_maps_vcpus_to_cpus_while_pinned_one_to_one(node: FakeNode) -> No
 
 
 def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> None:
-    """With `vmThreads: shared` the status does not change when only the shared set does."""
+    """With `vmThreads: shared` the status does not change if only the shared set changes."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
@@ -115,7 +115,7 @@ def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> N
 
 
 def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
-    """A machine without exclusive CPUs leaves those of a new owner and gets them back afterwards."""
+    """A machine without exclusive CPUs leaves CPUs that a new owner gets, and returns when the owner ends."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     node.start("k")
@@ -133,7 +133,7 @@ def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
 
 
 def test_machine_without_containers_has_its_pods_cpus(node: FakeNode) -> None:
-    """A machine without containers runs on its pod's CPUs, or on the shared set without a claim."""
+    """A machine without containers runs on the CPUs of its pod, or on the shared set if the pod has no claim."""
     node.add("a", TWO)
     claiming, plain = node.kata.boot("a"), node.kata.boot("k")
     node.add("k", PLAIN)
@@ -145,7 +145,7 @@ def test_machine_without_containers_has_its_pods_cpus(node: FakeNode) -> None:
 
 
 def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
-    """While another container cannot leave the CPUs, polls and sweeps do not move the machine there."""
+    """While another container cannot leave the CPUs of a grant, polls and sweeps do not move the machine there."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
@@ -164,7 +164,7 @@ def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
 
 
 def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> None:
-    """A full read finds a new shim thread, which leaves the CPUs before another container gets them."""
+    """A full read finds a new thread of the shim, which leaves the CPUs before another container gets them."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     node.start("k")
@@ -192,7 +192,7 @@ def test_sweep_moves_stray_threads_back(node: FakeNode) -> None:
 
 
 def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
-    """With `vmThreads: shared` vCPUs run on the owned CPUs, other threads on the shared set."""
+    """With `vmThreads: shared` vCPUs run on the owned CPUs, and the other threads on the shared set."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
     node.add("a", TWO)
@@ -230,7 +230,7 @@ def test_unidentified_vcpus_stay_on_the_owned_cpus(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
-    """Affinities are right also on kernels that reset them when the cpuset is written."""
+    """After a pass the affinities are right also on kernels that reset them at a cpuset write."""
     node.add("a", TWO, TWO)
     machine = node.kata.boot("a", vcpus=4, forgets=forgets)
     node.start("a", "c0")
@@ -245,7 +245,7 @@ def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
 
 
 def test_new_container_is_sent_the_machines_cpus(node: FakeNode) -> None:
-    """A sidecar that starts later moves no thread, and the runtime is sent the machine's CPUs for it."""
+    """When a sidecar starts later, the agent moves no thread, and sends the runtime the machine's CPUs for it."""
     node.add("a", TWO, PLAIN)
     machine = node.kata.boot("a")
     node.start("a", "c0")
@@ -258,7 +258,7 @@ def test_new_container_is_sent_the_machines_cpus(node: FakeNode) -> None:
 
 
 def test_too_narrow_machine_cgroup_is_a_failure(node: FakeNode) -> None:
-    """A machine whose cgroup is too narrow is a failure, and is retried after the backoff."""
+    """If the cgroup of a machine is too narrow, the machine counts as failed and is retried after the backoff."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     number = node.start("a")
@@ -279,7 +279,7 @@ def test_too_narrow_machine_cgroup_is_a_failure(node: FakeNode) -> None:
 
 
 def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode) -> None:
-    """If the runtime refuses an update the threads are moved anyway, and the update is retried."""
+    """If the runtime refuses an update, the agent still moves the threads, and retries the update."""
     node.add("k", PLAIN)
     machine = node.kata.boot("k")
     number = node.start("k")
@@ -298,7 +298,7 @@ def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode)
 
 
 def test_machine_that_is_not_found_is_not_reported_as_pinned(node: FakeNode) -> None:
-    """A machine that is not found is updated through the runtime and not reported as pinned."""
+    """A machine that the agent does not find is updated through the runtime, and not reported as pinned."""
     node.add("a", TWO)
     node.kata.boot("a")
     number = node.start("a")
@@ -311,7 +311,7 @@ def test_machine_that_is_not_found_is_not_reported_as_pinned(node: FakeNode) -> 
 
 
 def test_machine_that_cannot_be_moved_delays_others_for_a_limited_time(node: FakeNode) -> None:
-    """Others get their CPUs after LOST_SECONDS, though neither threads nor runtime can move the machine."""
+    """If neither affinities nor the runtime move a machine, other containers get their CPUs after LOST_SECONDS."""
     node.add("k", PLAIN)
     node.kata.boot("k", has_quota=False)
     node.start("k")
@@ -357,7 +357,7 @@ def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
 
 
 def test_restarted_agent_updates_the_runtime_once(node: FakeNode) -> None:
-    """A restarted agent sends the cpuset to the runtime once more and does not move threads."""
+    """A restarted agent sends each cpuset to the runtime once, and moves no thread."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")

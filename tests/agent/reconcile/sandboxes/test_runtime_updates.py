@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_without_a_quota_the_runtime_is_sent_no_cpuset(node: FakeNode) -> None:
-    """Without a quota the runtime is sent no cpuset, and the state notes the confinement by affinity."""
+    """Without a quota the agent sends the runtime no cpuset, and the state notes that only affinities confine the machine."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False)
     node.start("a")
@@ -26,7 +26,7 @@ def test_without_a_quota_the_runtime_is_sent_no_cpuset(node: FakeNode) -> None:
 
 
 def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
-    """Run a machine whose only container with a quota has ended; return it and the remaining container."""
+    """Run a machine whose only container with a quota has ended; return the machine and the remaining container."""
     node.add("a", TWO, PLAIN)
     machine = node.kata.boot("a")
     ended, left = node.start("a", "c0"), node.start("a", "c1")
@@ -40,7 +40,7 @@ def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
 
 
 def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
-    """After the container with a quota has ended the runtime is still sent cpusets, with a note."""
+    """If the runtime got cpusets before the container with a quota ended, the agent still sends them, with a note."""
     machine, left = without_its_limit(node)
     state = node.run(passes=2)
 
@@ -50,7 +50,7 @@ def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
 
 
 def test_accepted_cpuset_is_recognized_after_a_restart(node: FakeNode) -> None:
-    """A restarted agent sees from threads that cannot move that the runtime took a cpuset."""
+    """A restarted agent detects that the runtime accepted a cpuset, because threads cannot leave it."""
     machine, left = without_its_limit(node)
     node.agent = node.new_agent()
     state = node.run(passes=2)
@@ -60,7 +60,7 @@ def test_accepted_cpuset_is_recognized_after_a_restart(node: FakeNode) -> None:
 
 
 def test_fixed_machine_is_sent_no_quota(node: FakeNode) -> None:
-    """A machine with a fixed number of vCPUs is sent cpusets without a quota."""
+    """If a machine has a fixed number of vCPUs, the agent sends its cpusets even without a quota."""
     node.add("a", TWO)
     machine = node.kata.boot("a", has_quota=False, is_fixed=True)
     node.start("a")

@@ -1,4 +1,4 @@
-"""Threads of a machine that moved inside of its CPUs: the next reading, of a pass or a poll, shows it."""
+"""Threads of a machine that another program moved within the machine's CPUs: the next pass or poll detects them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_io_thread_that_a_pass_finds_elsewhere_is_put_back_by_that_pass(node: FakeNode) -> None:
-    """Polls compare with the last reading: what a pass has read would stay until the next sweep otherwise."""
+    """A pass that finds an I/O thread on wrong CPUs moves it back, because polls compare only with what a pass read."""
     node.add("a", TWO)
     machine = node.kata.boot("a")
     node.start("a")

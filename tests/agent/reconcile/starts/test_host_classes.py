@@ -1,4 +1,4 @@
-"""Runtime classes that are known to run on the host."""
+"""Runtime classes whose containers the agent has seen running on the host, without a virtual machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASS = frozenset({"fast"})
 
 
 def started(node: FakeNode, uid: str, *, in_vm: bool = False, state: State = State.RUNNING) -> str:
-    """Start a pod of the runtime class, and run a pass; return the id of its container."""
+    """Start a pod with the runtime class, and run a pass; return the id of its container."""
     node.add(uid, Wish())
     node.documents[uid]["spec"]["runtimeClassName"] = "fast"
     key = node.start(uid, state=state)
@@ -23,7 +23,7 @@ def started(node: FakeNode, uid: str, *, in_vm: bool = False, state: State = Sta
 
 
 def test_class_is_on_the_host_after_its_first_container(node: FakeNode) -> None:
-    """The first container of a class that the runtime lists on the host decides for later pods, also once it ended."""
+    """A runtime class counts as one of the host after its first container there, even once that has ended."""
     node.add("plain", Wish())
     node.start("plain")
     node.run()
@@ -40,7 +40,7 @@ def test_class_is_on_the_host_after_its_first_container(node: FakeNode) -> None:
 
 
 def test_class_that_starts_machines_is_not_on_the_host(node: FakeNode) -> None:
-    """A container in a virtual machine takes its class back, as after the class was deleted and made again."""
+    """If a container of a runtime class runs in a virtual machine, the class no longer counts as one of the host."""
     started(node, "a")
     started(node, "b", in_vm=True)
     assert node.agent.reconciler.observer.host_classes == frozenset()
@@ -48,7 +48,7 @@ def test_class_that_starts_machines_is_not_on_the_host(node: FakeNode) -> None:
 
 
 def test_container_without_a_known_cgroup_decides_nothing(node: FakeNode) -> None:
-    """A container whose cgroup the runtime does not name proves nothing about its class."""
+    """A container without a known cgroup does not show whether its runtime class is on the host."""
     node.add("a", Wish())
     node.documents["a"]["spec"]["runtimeClassName"] = "fast"
     key = node.start("a")

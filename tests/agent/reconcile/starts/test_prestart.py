@@ -35,11 +35,11 @@ NOBODY, HELD, RUNNING, CROWD = (
 
 @dataclass
 class Cgroup:
-    """A cgroup that enters the next stage of its life at every look."""
+    """A cgroup that enters the next stage of its life each time it is read."""
 
     stages: Sequence[StartState | Exception]
     cpus: CPUSet = ALL
-    overwrites: int = 0  # how many of the agent's writes a runtime overwrites when it fills the cpuset
+    overwrites: int = 0  # number of the agent's writes that the runtime overwrites when it fills the cpuset
     writes: list[CPUSet] = field(default_factory=list)
     looks: int = 0
 
@@ -58,7 +58,7 @@ class Cgroup:
         return self.cpus
 
     def write(self, _: str, cpus: CPUSet) -> None:
-        """Set the cpuset, unless the runtime overwrites it."""
+        """Set the cpuset, unless the runtime overwrites this write."""
         self.writes.append(cpus)
         self.overwrites -= 1
         if self.overwrites < 0:
@@ -96,7 +96,7 @@ def seconds(pinner: PreStartPinner, cpus: CPUSet) -> float | None:
 
 
 def test_right_before_the_command_runs() -> None:
-    """Written while empty and read back with the runtime's process in it: the unpinned time is zero."""
+    """If the agent writes an empty cpuset and reads it back before the command runs, the unpinned time is zero."""
     cgroup = Cgroup([NOBODY, NOBODY, NOBODY, HELD])
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN]
@@ -106,7 +106,7 @@ def test_right_before_the_command_runs() -> None:
 
 
 def test_overwritten_set_is_written_again() -> None:
-    """A cpuset that the runtime overwrites is written again until its process is in the cgroup."""
+    """If the runtime overwrites the cpuset, the agent writes it again until the runtime's process is in the cgroup."""
     cgroup = Cgroup([NOBODY] * 6 + [HELD], overwrites=2)
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == [OWN] * 3
@@ -115,7 +115,7 @@ def test_overwritten_set_is_written_again() -> None:
 
 
 def test_command_that_runs_already_is_left_to_a_pass() -> None:
-    """A container whose command already runs on other CPUs is left to the next pass."""
+    """If a container's command already runs on other CPUs, the next pass moves the container."""
     cgroup = Cgroup([RUNNING])
     pinner, touched = pinned(cgroup)
     assert cgroup.writes == []
@@ -124,7 +124,7 @@ def test_command_that_runs_already_is_left_to_a_pass() -> None:
 
 
 def test_command_that_ran_before_the_look_has_an_unpinned_time() -> None:
-    """If the command ran before the look, the unpinned time is the age of its process."""
+    """If the command already ran when the cgroup was found, the unpinned time is the age of its process."""
     cgroup = Cgroup([NOBODY, RUNNING])
     pinner, touched = pinned(cgroup)
     assert seconds(pinner, OWN) == 0.03
@@ -133,7 +133,7 @@ def test_command_that_ran_before_the_look_has_an_unpinned_time() -> None:
 
 @pytest.mark.parametrize("cpus", [ALL, OWN])
 def test_command_that_ran_for_an_unknown_time_is_not_waited_for(cpus: CPUSet) -> None:
-    """Each look at a container of many cgroups takes 25 ms, and the next one would find out no more."""
+    """A container that has run for an unknown time is not read a second time, because each read takes 25 ms."""
     cgroup = Cgroup([NOBODY, CROWD] if cpus == ALL else [CROWD], cpus=cpus)
     right = pinned(cgroup)[0].taken("one", OWN)
     assert right is None or right.seconds is None
@@ -141,7 +141,7 @@ def test_command_that_ran_for_an_unknown_time_is_not_waited_for(cpus: CPUSet) ->
 
 
 def test_unpinned_time_is_of_the_written_cpus() -> None:
-    """The unpinned time counts only for the CPUs that were written."""
+    """The unpinned time counts only if the container has the CPUs that were written before its start."""
     pinner, _ = pinned(Cgroup([HELD]))
     assert pinner.taken("one", ALL) is None
 
@@ -161,12 +161,12 @@ def test_age_that_cannot_be_read_after_the_write_stays_unknown() -> None:
     assert touched == [(NEW, False)]
 
 
-# Containers that the runtime does not list yet
+# Containers that the runtime does not list yet.
 
 
 @dataclass
 class Listing:
-    """A runtime that lists a container, or a sandbox, after some requests."""
+    """A runtime that lists a container or a sandbox only after some requests."""
 
     questions: int
     owner_then: Owner | None = NEW_OWNER
@@ -180,7 +180,7 @@ class Listing:
         return None
 
     async def owner(self, _: str) -> Owner:
-        """Raise, because no single container is requested."""
+        """Raise, because this test requests no single container."""
         raise NotImplementedError
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
@@ -194,7 +194,7 @@ class Listing:
 def pinned_by_pod(
     cgroup: Cgroup, listing: Listing, targets: Mapping[Any, StartCPUs | Unplanned | None]
 ) -> tuple[PreStartPinner, list[NewContainer]]:
-    """Let CRI-O create a container of pod `uid`; return its pinner and the reported containers."""
+    """Let CRI-O create a container of pod `uid`; return its pinner and the containers that were reported as pinned."""
     touched: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
@@ -240,20 +240,20 @@ def test_container_that_runs_before_its_name_is_known_is_left_to_a_pass() -> Non
 
 
 def test_pod_without_a_plan_is_looked_up_by_name() -> None:
-    """If no plan has the pod yet, the container is written when the runtime names it."""
+    """If the plan does not contain the pod yet, the container is pinned when the runtime reports its name."""
     cgroup = Cgroup([HELD])
     pinned_by_pod(cgroup, Listing(2), {"uid": Unplanned.YET, NEW_OWNER: StartCPUs(OWN)})
     assert cgroup.writes == [OWN]
 
 
 def test_sandbox_is_no_container() -> None:
-    """Pinning ends when the cgroup is listed as a sandbox, which CRI-O creates too."""
+    """CRI-O creates a cgroup for a sandbox too; pinning ends when the runtime lists it as a sandbox."""
     pinner, _ = pinned_by_pod(Cgroup([NOBODY]), Listing(2, None), {"uid": StartCPUs(OWN)})
     assert not pinner.is_right("one", OWN)
 
 
 def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
-    """A container with other CPUs than its pod, such as an ephemeral one, is moved when it is named."""
+    """A container whose CPUs differ from its pod's, such as an ephemeral one, is pinned again when its name is known."""
     cgroup = Cgroup([HELD])
     targets = {"uid": StartCPUs(OWN), NEW_OWNER: StartCPUs(ALL)}
     pinner, _ = pinned_by_pod(cgroup, Listing(1000), targets)
@@ -324,7 +324,7 @@ def test_only_the_sandboxs_unchanged_cpuset_is_restored() -> None:
 
 @dataclass
 class Sandbox(Listing):
-    """A runtime that lists a sandbox or names a container when the test says so."""
+    """A runtime that lists a sandbox, or names a container, when the test requires it."""
 
     questions: int = 1000
     owner_then: Owner | None = None
@@ -337,12 +337,12 @@ class Sandbox(Listing):
         return self.owner_then
 
 
-# Many waiting containers
+# Many containers that wait for their names.
 
 
 @dataclass
 class Crowd:
-    """A runtime that names each container for one request only."""
+    """A runtime that lists each container in one answer only."""
 
     named_by: Callable[[int], Mapping[str, Owner | None]]
     times: list[float] = field(default_factory=list)
@@ -357,7 +357,7 @@ class Crowd:
         raise NotImplementedError
 
     async def created(self, _: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the containers that are created at this request."""
+        """Return the containers that the runtime lists in this answer."""
         assert not self.at_once
         self.at_once += 1
         self.times.append(asyncio.get_running_loop().time())
@@ -367,7 +367,7 @@ class Crowd:
 
 
 def test_one_question_serves_all_that_wait() -> None:
-    """A hundred containers that are listed for one request each are all named, with one request at a time."""
+    """One request at a time serves all containers without a name, here a hundred, each of which is listed once."""
     names = [f"c{number}" for number in range(100)]
     crowd = Crowd(lambda asked: {names[asked - 1]: Owner("uid", names[asked - 1])})
 
@@ -383,7 +383,7 @@ def test_one_question_serves_all_that_wait() -> None:
 
 
 def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: float) -> float:
-    """Return the requests per second to a runtime that lists none of the containers."""
+    """Return the number of requests per second if the runtime lists none of the containers."""
     crowd = Crowd(lambda _: {})
 
     async def story() -> float:
@@ -407,12 +407,12 @@ def test_asks_do_not_grow_with_the_containers_that_start() -> None:
 
 
 def test_requests_for_unmanaged_containers_back_off() -> None:
-    """Requests for containers without target CPUs back off to LONGEST_PAUSE."""
+    """Requests for containers without target CPUs are delayed by a backoff of up to LONGEST_PAUSE."""
     assert 0 < asks_of(100, None, 1.0) <= 6 + 1.1 / LONGEST_PAUSE
 
 
 def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An urgent container ends the pause of the backoff for the others."""
+    """A container with target CPUs ends the backoff that containers without target CPUs have caused."""
     monkeypatch.setattr("agent.reconcile.prestart.LONGEST_PAUSE", 3600.0)
     crowd = Crowd(lambda _: {"b": NEW_OWNER} if is_created else {})
     is_created = False

@@ -1,4 +1,4 @@
-"""CPUs at the start of new containers, by container name or by pod."""
+"""CPUs on which a new container starts, found by its name or only by its pod."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def mixed() -> World:
 
 
 def test_named_container_has_its_planned_cpus(log: ForeignWriteLog) -> None:
-    """A named container starts on its exclusive CPUs, or on the shared set, also if its pod is unknown."""
+    """A named container starts on its exclusive CPUs or on the shared set, even if its pod is unknown."""
     starts = planned(log, mixed())
     assert starts.of_new(Owner("a", "c0")) == StartCPUs(OWN)
     assert starts.of_new(Owner("b", "c0")) == starts.of_new(Owner("new", "c0")) == StartCPUs(SHARED)
 
 
 def test_start_cpus_of_a_pod_are_the_union_of_its_containers(log: ForeignWriteLog) -> None:
-    """A container known only by its pod gets the union of the pod's CPUs; an unknown pod has none."""
+    """A container of which only the pod is known gets the union of the pod's CPUs; if the pod is unknown, nothing."""
     starts = planned(log, mixed())
     assert starts.of_new("a") == StartCPUs(SHARED | OWN, is_planned=False)
     assert starts.of_new("b") == StartCPUs(SHARED)
@@ -70,7 +70,7 @@ def test_pod_with_a_runtime_class_has_no_start_cpus(log: ForeignWriteLog) -> Non
 
 
 def test_pod_of_a_runtime_class_on_the_host_has_start_cpus(log: ForeignWriteLog) -> None:
-    """A pod whose runtime class was seen to run on the host has the start CPUs of any other pod."""
+    """If a runtime class runs its containers on the host, its pods have start CPUs like any other pod."""
     node = mixed()
     node.documents["b"]["spec"]["runtimeClassName"] = "high-performance"
     classes = frozenset({"high-performance"})
@@ -92,7 +92,7 @@ def test_container_in_conflict_has_no_start_cpus(log: ForeignWriteLog) -> None:
 
 
 def test_container_known_by_its_pod_is_written_before_it_is_listed(node: FakeNode) -> None:
-    """A container known only by its pod is written at once, without a pass."""
+    """The agent pins a container of which only the pod is known at once, without a pass."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)

@@ -1,4 +1,4 @@
-"""Passes with NRI: the table that it gets, when it gets it, and what remains to do after a start."""
+"""Passes with NRI: when NRI gets a new table of CPUs, its content, and the work that remains after a start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watch(node: FakeNode) -> FakeWatch:
 
 
 def path_of(state: NodeState, uid: str) -> tuple[Path, float | None]:
-    """Return how a container got its CPUs, and its unpinned time."""
+    """Return the path by which a container got its CPUs, and its unpinned time."""
     proof = container(state, uid).proof
     return proof.path, proof.window_seconds
 
@@ -59,7 +59,7 @@ def test_container_started_on_its_cpus_needs_no_write(node: FakeNode, watch: Fak
 def test_table_is_published_before_the_first_write_and_after_the_last(
     node: FakeNode, watch: FakeWatch
 ) -> None:
-    """The first table marks CPUs that others must leave as busy; the second, after the writes, does not."""
+    """The first table marks CPUs that other containers must leave as busy; the one after the writes does not."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.run()
@@ -79,7 +79,7 @@ def test_table_is_published_before_the_first_write_and_after_the_last(
 
 
 def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch) -> None:
-    """CPUs that another container could not leave stay busy, and the start of their owner is refused."""
+    """CPUs that another container could not leave stay busy, and NRI refuses to start their owner."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.run()
@@ -120,7 +120,7 @@ def test_cpus_are_busy_while_a_created_container_may_still_start_there(
 def test_container_created_with_a_stale_table_is_written_before_its_start(
     node: FakeNode, watch: FakeWatch
 ) -> None:
-    """A container created with a stale table is written through its cgroup, before its command runs."""
+    """If a container was created with a stale table, the agent writes its cgroup before its command runs."""
     node.add("b", PLAIN)
     node.run()
     number = watch.create("b")
@@ -128,7 +128,7 @@ def test_container_created_with_a_stale_table_is_written_before_its_start(
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0-7")
     node.run()
     assert node.cgroups.writes == [(node.cgroup(number), "0,2-4,6-7")]
-    # The runtime is updated, so that its record agrees with the kernel.
+    # The agent also updates the runtime, so that its record agrees with the kernel.
     assert node.runtime.calls == [(number, "0,2-4,6-7")]
     node.begin(number)
     node.run()
@@ -136,7 +136,7 @@ def test_container_created_with_a_stale_table_is_written_before_its_start(
 
 
 def test_cgroup_that_the_runtime_will_fill_is_not_written(node: FakeNode, watch: FakeWatch) -> None:
-    """A new cgroup that still shows every CPU is not written, because the runtime is about to fill it."""
+    """If a new cgroup still has all CPUs, the agent does not write it, because the runtime will fill it."""
     node.add("a", TWO)
     node.run()
     number = watch.create("a")
@@ -173,7 +173,7 @@ def test_late_nri_answer_gives_an_unpinned_time(node: FakeNode, watch: FakeWatch
 
 
 def test_move_after_a_right_start_is_no_unpinned_time(node: FakeNode, watch: FakeWatch) -> None:
-    """A container that started right and is moved before a pass saw it has no unpinned time."""
+    """A container that started on its CPUs, and was moved before a pass saw it, has no unpinned time."""
     node.add("b", PLAIN)
     node.run()
     bystander = watch.create("b")
@@ -198,7 +198,7 @@ def test_owner_started_in_the_shared_set_has_an_unpinned_time(node: FakeNode, wa
 
 
 def test_observing_agent_publishes_no_table(node: FakeNode, watch: FakeWatch, tmp_path: Folder) -> None:
-    """Beside the kubelet's static policy NRI gets no table."""
+    """Under the kubelet's static policy the agent sends NRI no table."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -209,7 +209,7 @@ def test_observing_agent_publishes_no_table(node: FakeNode, watch: FakeWatch, tm
 
 
 def test_refusal_message_of_a_claim_that_must_fit(node: FakeNode, watch: FakeWatch) -> None:
-    """The message says if the container is not started, stays in the shared set, or starts unpinned."""
+    """The refusal says whether the container is not started, stays in the shared set, or starts unpinned."""
     node.add("a", Wish(cores=9))
     (refusal,) = node.run().refusals
     assert refusal.message.endswith("until then it is not started")
@@ -224,7 +224,7 @@ def test_refusal_message_of_a_claim_that_must_fit(node: FakeNode, watch: FakeWat
 
 
 def test_state_has_the_reason_for_not_holding(node: FakeNode, watch: FakeWatch) -> None:
-    """Without NRI the state has the path in use, the reason, and other plugins that set cpusets."""
+    """Without NRI the state has the path in use, the reason why NRI is not used, and other plugins that set cpusets."""
     watch.holds, watch.reason, watch.other_plugins = False, "no socket", ("50-other",)
     state = node.run()
     assert (state.start_path, state.start_reason) == (Path.CGROUP, "no socket")

@@ -57,7 +57,7 @@ def node_with(*pods: Pod, kinds: Any = BOTH, on: int = 1, **more: Any) -> NodeSt
 
 
 def near(state: NodeState, *pods: Pod, published: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the published resources of ours."""
+    """Return the published counts of CPUs beside devices."""
     resources = node_resources(state, pods, published, near=True)
     assert resources is not None
     return {name: number for name, number in resources.items() if name.startswith("near.")}
@@ -77,13 +77,13 @@ def near(state: NodeState, *pods: Pod, published: Mapping[str, int] | None = Non
     ],
 )
 def test_what_is_published(pods: list[int], on: int, kinds: Any, expected: dict[str, int]) -> None:
-    """The least that is free beside a free device, and what bound pods hold."""
+    """The published count is the minimum of free CPUs beside free devices, plus what bound pods hold."""
     bound_pods = [gpu_pod(str(at), cpus) for at, cpus in enumerate(pods)]
     assert near(node_with(*bound_pods, kinds=kinds, on=on), *bound_pods) == expected
 
 
 def test_annotation_has_what_is_free_and_what_is_published() -> None:
-    """The annotation names a few resources, and the number of the others; it names none while the agent only observes."""
+    """The annotation has a limited number of resources and the number of the others; none while observing."""
     pod = gpu_pod("a", 3)
     kinds: Any = {**BOTH, **{f"x.example/{at:04}": {CPUSet([1]): 1} for at in range(MOST_NEAR_SHOWN)}}
     desired = desired_node(node_with(pod, kinds=kinds), [pod], ON)
@@ -96,7 +96,7 @@ def test_annotation_has_what_is_free_and_what_is_published() -> None:
 
 
 def test_other_claims_leave_fewer_and_are_not_counted() -> None:
-    """A container without a device takes CPUs of node 1."""
+    """CPUs of other containers reduce the count and are not added to it."""
     other = bound("a", container("main", 3), annotations=EXCLUSIVE)
     state = node_with(other, kinds={GPU: {CPUSet([0]): 1, CPUSet([1]): 1}})
     left = {node: len(cpus & state.free) for node, cpus in state.topology.numa_nodes.items()}
@@ -104,14 +104,14 @@ def test_other_claims_leave_fewer_and_are_not_counted() -> None:
 
 
 def test_names_are_those_of_the_kubelet() -> None:
-    """A pod may request any number of names of ours: they are not published, and neither are odd ones of plugins."""
+    """Only names of the kubelet's resources are published, not invented ones of pods or invalid ones of plugins."""
     pod = bound("a", container("main", {"cpu": 1, "near.corepin.io/invented": 5}), annotations=EXCLUSIVE)
     kinds = {GPU: {CPUSet([1]): 1}, "corepin.io/x": {}, "no resource": {CPUSet([0]): 1}}
     assert near(node_with(pod, kinds=kinds), pod).keys() == {NEAR_GPU}
 
 
 def test_two_resources_of_one_name_are_the_least_of_both() -> None:
-    """With the minimum of both numbers, either resource has at least as many."""
+    """Two resources with the same counting name publish the smaller of their two numbers."""
     kinds = {"a.b/c.d": {CPUSet([1]): 1}, "a.b.c/d": {CPUSet([0]): 1}}
     assert near(node_with(kinds=kinds)) == {"near.corepin.io/a.b.c.d": 2}
 
@@ -125,7 +125,7 @@ def test_few_resources_are_published() -> None:
 
 
 def test_while_the_agent_observes_nothing_is_offered() -> None:
-    """Only the CPUs that bound pods claim are published, and never more than before."""
+    """While the agent observes, only the CPUs that bound pods claim are published, and never more than before."""
     pod = gpu_pod("a", 3)
     state = node_with(pod, config=NodeConfig(observe=True))
     assert near(state, pod) == {NEAR_GPU: 3}
@@ -133,7 +133,7 @@ def test_while_the_agent_observes_nothing_is_offered() -> None:
 
 
 def test_without_the_option_nothing_is_published() -> None:
-    """Whatever is known, and whatever pods request."""
+    """Without the option no count is published, even with known devices and pods that request it."""
     pod = gpu_pod("a", 3)
     state = node_with(pod)
     assert NEAR_GPU not in (node_resources(state, [pod]) or {})
@@ -154,7 +154,7 @@ def test_numbers_of_devices_that_are_gone_are_removed(options: NodeOptions) -> N
 
 
 def test_a_reset_removes_them() -> None:
-    """A reset removes them with all other resources of corepin, and no resource of another program."""
+    """A reset removes these counts with all other resources of corepin, and no resource of another program."""
     present = {"cpu": "8", NEAR_NIC: "4", "near.example/x": "1"}
     node = Node(NodeMeta(name="node-1"), status=NodeStatus(present, present))
     status = (differences(node, cleared(ON), NOW).status or {})["status"]
@@ -162,7 +162,7 @@ def test_a_reset_removes_them() -> None:
 
 
 def test_a_pod_of_the_api_keeps_its_counts() -> None:
-    """A bounded number of them, beside the mark that it names devices."""
+    """The decoder keeps a limited number of these counts of a pod."""
     many = {f"near.corepin.io/{at}": "1" for at in range(MOST_KEPT + 5)}
     document = bound("a", container("main", {"cpu": 2, GPU: 1, NEAR_GPU: 2, **many}), annotations=REQUIRE)
     kept = PodDecoder().decode(msgspec.json.encode(document))
@@ -182,7 +182,7 @@ def test_a_pod_of_the_api_keeps_its_counts() -> None:
     ],
 )
 def test_only_what_fits_into_the_node_is_published(others: int, left_out: int) -> None:
-    """The policy of the agent's writes refuses a node of more than 1,000 resources, with all its conditions and taints."""
+    """Counts that would exceed the node's 1,000 resources, which an admission policy refuses, are left out."""
     given = dict.fromkeys((f"x.example/{at}" for at in range(others - 1)), "1")
     counts: dict[str, int | None] = dict.fromkeys((f"near.corepin.io/{at:03}" for at in range(256)), 2)
     present = {"near.corepin.io/000": "1", "near.corepin.io/255": "1"}
@@ -210,7 +210,7 @@ def test_only_what_fits_into_the_node_is_published(others: int, left_out: int) -
     ],
 )
 def test_numbers_are_written_as_the_api_server_keeps_them(number: int, text: str) -> None:
-    """Another text of the same number would be written again with every pass."""
+    """Numbers are written in the API server's form, because another form would be rewritten with every pass."""
     desired = DesiredNode(resources={NEAR_GPU: number})
     node = Node(NodeMeta(name="node-1"))
     assert (differences(node, desired, NOW).status or {})["status"]["capacity"] == {NEAR_GPU: text}

@@ -184,7 +184,7 @@ def test_changed_group_label_is_a_condition_until_restored() -> None:
 
 
 def test_counts_without_room_are_left_out_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The rest of the node is written, although others fill it up to the limit of the agent's own policy."""
+    """Counts without room in the node are left out and logged once, and the rest of the node is written."""
     server = NodeApi()
     free = FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}})
 

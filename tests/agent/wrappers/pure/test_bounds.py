@@ -144,7 +144,7 @@ def test_a_quiet_pod_does_not_wait_behind_flooding_pods(flooding: int) -> None:
 
 
 def test_idle_container_waits_for_one_turn_of_each_other_in_its_pod() -> None:
-    """It waits for one turn of each other container, not for all their queued requests."""
+    """An idle container waits for one turn of each other container in its pod, not for all queued requests."""
     node = Node()
     node.drain(A)
     for origin in [*containers("a", 5)[1:] * 100, A]:

@@ -56,7 +56,7 @@ def hierarchy(root: Path) -> Hierarchy:
 
 
 def test_from_a_namespace_of_the_agents_own_the_kernel_is_asked(tmp_path: Path) -> None:
-    """A path relative to the agent's cgroup namespace counts only if the container's cgroup lists the pid."""
+    """A path relative to the agent's own cgroup namespace counts only if the container's cgroup lists the pid."""
     (tmp_path / f"{SLICE}/cri-a.scope/deep".lstrip("/")).mkdir(parents=True)
     (tmp_path / f"{SLICE}/cri-a.scope/deep/cgroup.threads".lstrip("/")).write_text("7\n42\n")
 

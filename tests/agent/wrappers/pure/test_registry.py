@@ -59,7 +59,7 @@ def test_a_freed_core_is_the_next_to_be_taken() -> None:
 
 
 def test_only_cores_of_the_requested_socket_are_assigned() -> None:
-    """With a socket in the request only its cores count, and the refusal says how many are free."""
+    """A request with a socket gets only cores of that socket, and the refusal has the number of free ones."""
     registry = Registry()
 
     assert take(registry, 1, Want(Pool.EXCLUSIVE, 2, 1)) == "2-3,6-7"
