@@ -16,7 +16,7 @@ class DeviceClaims(Protocol):
     """The driver of Dynamic Resource Allocation: ResourceClaims with CPUs of this node."""
 
     def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> SeenClaims | None:
-        """Return the claims of this node; None where the agent is no driver. `live` are the pods with live containers."""
+        """Return the claims of this node; None where the agent is not a driver. `live` are the pods with live containers."""
         ...
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:

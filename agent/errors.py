@@ -49,11 +49,11 @@ class Managed(Refused):
 
 
 class TooMany(AgentError):
-    """A look reached its bound: not all tasks of a container are known."""
+    """A listing reached its bound: not all tasks of a container are known."""
 
 
 class Unsettled(AgentError):
-    """A move of threads reached its bound: some thread may be elsewhere."""
+    """A move of threads reached its bound: some threads may run on other CPUs."""
 
 
 class Unfinished(AgentError):

@@ -116,7 +116,7 @@ class GrpcServer:
                 connection.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; the oldest one makes room, so that a restarted kubelet always gets in."""
+        """Serve one connection; at the limit the oldest one is closed, so that a restarted kubelet can always connect."""
         connection = _Connection(reader, writer, self._methods)
         self._open[connection] = None
         if len(self._open) > MOST_CONNECTIONS:

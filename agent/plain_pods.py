@@ -1,4 +1,4 @@
-"""Delay of a pass after a change of a pod without CPUs of its own: it runs in the shared set anyway. Pure."""
+"""Delay of a pass after a change of a pod without CPUs of its own: such a pod runs in the shared set in any case. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ParsedPods:
         known = self._newest.get(uid)
         if known and known[0] is pod:
             return known[1]
-        if len(self._newest) >= MOST_PARSED:  # deleted pods pile up only while no pass succeeds
+        if len(self._newest) >= MOST_PARSED:  # deleted pods accumulate only while no pass succeeds
             self._newest.clear()
         seen = SeenPod.of(pod, uid)
         self._newest[uid] = (pod, seen)
@@ -111,8 +111,8 @@ def _annotations(pod: Pod | None) -> Mapping[str, str]:
 def keeps_cpus(seen: SeenPod) -> bool:
     """Return whether a pod keeps the same CPUs until the API server deletes it, whichever container exits.
 
-    It does not if its init containers use CPUs that other containers get afterwards, or if its CPUs also depend on a
-    budget, ResourceClaims, devices, wrappers or virtual machines.
+    The CPUs change if init containers use CPUs that other containers get afterwards, or if its CPUs also depend on
+    a budget, ResourceClaims, devices, wrappers or virtual machines.
     """
     is_simple = all(it.origin is Origin.ANNOTATION and it.role is not Role.INIT for it in seen.claims)
     follows_others = seen.budget or seen.claim_names or seen.device_containers or seen.is_vm

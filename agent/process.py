@@ -153,7 +153,7 @@ async def run_until_signal(work: Coroutine[object, object, None]) -> None:
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not stopped.is_set():
         stopping.cancel()
-        await serving  # it never ends by itself, so raise its error
+        await serving  # the task never ends by itself, so raise its error
     serving.cancel()
     await asyncio.wait([serving])
     logger.info("stopped, containers stay as they are")

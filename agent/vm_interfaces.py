@@ -70,7 +70,7 @@ class BootingMachines(Protocol):
     """The processes of machines whose sandbox is not READY."""
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Put every thread that may run elsewhere on `cpus`; return the machines of which one was moved. Never raises."""
+        """Put every thread that may run elsewhere on `cpus`; return the machines with a moved thread. Never raises."""
         ...
 
 

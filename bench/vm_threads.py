@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 MACHINES: Final = 50
 VCPUS: Final = 16
-THREADS: Final = 100  # of each
-OTHERS: Final = 1_000  # processes beside them
+THREADS: Final = 100  # of each machine
+OTHERS: Final = 1_000  # other processes of the node
 KERNEL_THREADS: Final = 500
 REPEATS: Final = 9
 SWEEP_SECONDS, RESCAN_SECONDS = 60, 5  # how often the agent does each

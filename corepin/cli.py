@@ -68,7 +68,7 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
 
 
 def _refuse(unknown: Sequence[str], command: str) -> None:
-    """Raise CommandFailed for words that the verb does not take; argparse would show the usage of `corepin` alone."""
+    """Raise CommandFailed for words that the verb does not accept; argparse would only show the usage of `corepin`."""
     if unknown:
         raise CommandFailed(f"{' '.join(unknown)!r} is not accepted: `{command} --help` lists what is")
 

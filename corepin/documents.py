@@ -57,7 +57,7 @@ class Document:
             yield from self._items(below, entry, item.kind.removesuffix(_LIST))
 
     def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
-        """Return an object with its kind, which the entries of a typed list (PodList) need not state."""
+        """Return an object with its kind, which the entries of a typed list (PodList) may omit."""
         list_version = self.content.get("apiVersion") if kind else None
         api_version = self._stated("apiVersion", content, pointer, list_version, "v1")
         stated = self._stated("kind", content, pointer, kind or None, "Pod")
@@ -189,7 +189,7 @@ def write_painted(text: Painted) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError as error:
-        # Otherwise Python reports the error again when it exits.
+        # Without this Python reports the error again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandFailed("standard output was closed before everything was written") from error
     except OSError as error:
@@ -263,7 +263,7 @@ def _what(value: Any) -> str:
 
 
 def _shown_value(value: Any) -> str:
-    """Return a value that is no text as it is named in a message: "true", "the number 3", "a list"."""
+    """Return the name of a value that is not a string, for messages: "true", "the number 3", "a list"."""
     if isinstance(value, bool):
         return str(value).lower()
     return _what(value) if isinstance(value, list | dict) else f"the number {str(value)[:20]}"

@@ -2,8 +2,8 @@
 
 The letter of an owner marks its CPUs, in lower case the siblings that it keeps idle; signs mark the rest. The
 legend lists the whole shared set, which includes CPUs of reserved cores and of owners that share theirs. Colour
-only repeats the letters. ASCII only, for serial consoles and `kubectl logs`. The caller supplies all values,
-including the terminal's width.
+only repeats the letters. The output is ASCII only, for serial consoles and `kubectl logs`. The caller supplies all
+values, including the terminal's width.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Picture:
-    """A machine and the use of each CPU; if holders overlap, the first is drawn."""
+    """A machine and the use of each CPU; if holders overlap, the first one is drawn."""
 
     topology: Topology
     owners: tuple[Holder, ...] = ()
@@ -194,7 +194,7 @@ def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Us
 
 
 def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
-    """Return the CPUs of a sign in the legend: those drawn with it, but for the shared set all shared CPUs."""
+    """Return the CPUs of a sign in the legend: the CPUs drawn with it, or all shared CPUs for the shared set."""
     if key.meaning == _SHARED:
         return shared & CPUSet(cells)
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)

@@ -2,7 +2,7 @@
 
 PinningError
   +- BadQuantity      a text is not a Kubernetes quantity
-  +- BadJSON          a text is no JSON, or nested too deeply to be read
+  +- BadJSON          a text is not JSON, or nested too deeply to be read
   +- BadCPUList       a text is not a kernel CPU list
   +- BadContract      a user's or operator's document violates the contract
   +- BadGuest         a virtual machine's shape or its policies contradict themselves
@@ -29,7 +29,7 @@ class BadQuantity(PinningError):
 
 
 class BadJSON(PinningError, ValueError):
-    """A text is no JSON, or nested too deeply to be read."""
+    """A text is not JSON, or nested too deeply to be read."""
 
 
 class BadCPUList(PinningError):
@@ -60,7 +60,7 @@ class NotEnoughCPUs(PinningError):
         self.remedies = remedies
 
     def beside(self, devices: str) -> NotEnoughCPUs:
-        """Return the same refusal with the devices added near which the CPUs had to be."""
+        """Return the same refusal with the devices near which the CPUs must be."""
         wanted, comma, found = self.detail.partition(",")
         detail = f"{wanted} beside {devices}{comma}{found}"
         return NotEnoughCPUs(self.wanted, self.found, detail, self.remedies)

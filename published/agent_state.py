@@ -92,7 +92,9 @@ class Quiet(Part, frozen=True):
     reason: str = ""  # why interrupts are not kept off; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
+    irqbalance: str = (
+        ""  # why irqbalance may use quiet CPUs, so that no interrupt is moved; empty: it may not
+    )
     parts: tuple[QuietPart, ...] = ()
     is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
     fully: str | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`

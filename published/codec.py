@@ -57,12 +57,12 @@ class AnotherVersion(PinningError):
 
 
 def encode(thing: Published) -> bytes:
-    """Return the text of a published thing, in the version of its kind."""
+    """Return the text of a published object, in the version of its type."""
     return msgspec.json.encode(msgspec.structs.replace(thing, version=thing.VERSION))
 
 
 def decode(kind: type[Kind], text: str | bytes) -> Kind:
-    """Return a published thing; raise AnotherVersion if the text is of another version, or damaged."""
+    """Return a published object; raise AnotherVersion if the text is of another version, or damaged."""
     try:
         thing: Kind = _decoder(kind).decode(text)
     except DAMAGE as error:

@@ -1,9 +1,8 @@
 """Generate the templates and value files of the Helm chart from kustomize's rendering of manifests/.
 
 Every overlay is rendered. Fields that values decide become expressions; an overlay's own content goes to its
-value file. Parts of only some overlays are put into an `if`. Any other difference between overlays is an
-error: the chart has to learn it first (chart_values.py). Chart.yaml, values.yaml with its schema, and two
-templates are hand-written.
+value file. Parts of only some overlays are put into an `if`. Any other difference between overlays is an error
+until chart_values.py declares it. Chart.yaml, values.yaml with its schema, and two templates are hand-written.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def write(files: dict[Path, str]) -> None:
 
 
 def written() -> set[Path]:
-    """Return the existing generated files, which are marked at their top."""
+    """Return the existing generated files, which have a mark in their first lines."""
     return {
         path.relative_to(CHART)
         for path in CHART.glob("*/*.yaml")
@@ -134,7 +133,7 @@ def _value_file(name: str, overlays: dict[str, dict[Identity, Object]]) -> str:
 
 
 def _mark_fields(objects: dict[Identity, Object]) -> None:
-    """Replace values by expressions."""
+    """Replace values by template expressions."""
     for field in FIELDS:
         for holder, key in _places(objects, field):
             if not (field.is_optional or key in holder):

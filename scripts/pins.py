@@ -1,6 +1,6 @@
 """Copy the pins of `pins.toml` to the files that use them; `--renew` first asks registries for the newest.
 
-A workflow and a Dockerfile cannot read a file, so they have copies.
+Workflows and Dockerfiles cannot read another file, so they contain copies of the pins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DATED: Final = re.compile(r"bookworm-[0-9]{8}-slim")
 
 
 class NotRenewed(Exception):
-    """A registry cannot be asked; the message names it, with the remedy."""
+    """A registry does not answer; the message names it, with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

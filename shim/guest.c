@@ -114,7 +114,7 @@ bool guest_isolate(bool is_exclusive, bool is_pinned)
     }
     if (!reason) {
         struct cpus rest = less(vcpus.online, &vcpus.owned);
-        others = cpus_is_empty(&rest) ? vcpus.online : rest; /* if all are owned, the others share them */
+        others = cpus_is_empty(&rest) ? vcpus.online : rest; /* none is unowned: they share all */
         assigned = is_exclusive ? vcpus.own : others;
         if (is_pinned && !pin(&assigned))
             reason = "the kernel of this guest does not let it run there alone";

@@ -8,7 +8,7 @@
 bool guest_is_here(void);
 
 /* Pin this process to CPUs of its container as soon as the status says which these are, and set CMK's environment.
-   Where it does not say in time, say that the command starts unpinned. False, having told why: there is no claim. */
+   After the timeout, warn that the command starts unpinned. If there is no claim, print that and return false. */
 bool guest_isolate(bool is_exclusive, bool is_pinned);
 
 #endif

@@ -4,12 +4,13 @@
 
 #include <stdbool.h>
 
-/* Say whether CMK_INIT asks for it and this is process 1; elsewhere signals end a command without it. False in
-   `is_valid`, having told why, where the variable is neither 1, 0 nor empty. */
+/* Return whether CMK_INIT is 1 and this is process 1; the default action of a signal ends any other process anyway. If
+   the variable is neither 1, 0 nor empty, print that and set `is_valid` to false. */
 bool init_is_wanted(bool *is_valid);
 
-/* Go on as a child that may use all CPUs of the container. The parent forwards signals to it, collects processes that
-   ended, and exits with the child's code (128 and the number after a signal). False, having told why: no child. */
+/* Continue in a child that may use all CPUs of the container. The parent forwards signals to it, collects processes
+   that ended, and exits with the child's code (128 and the number after a signal). On failure, print the reason and
+   return false. */
 bool init_start(void);
 
 #endif

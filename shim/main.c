@@ -51,8 +51,8 @@ static void end(int number)
     _exit(128 + number);
 }
 
-/* The first process of a container is not ended by a signal that nobody handles. The command gets the usual
-   handlers; what is ignored stays so. */
+/* The kernel does not end process 1 of a container by a signal without a handler, so install handlers. Ignored signals
+   stay ignored; the command itself starts with the default handlers. */
 static void end_on_signals(void)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT};

@@ -13,7 +13,8 @@ struct option {
 };
 
 /* Fill in the values of options, the last of which has no name. What is left of `words` are the positional ones,
-   ended by NULL; `--` stays among them. Return false, having told why, where a word is no option. */
+   ended by NULL; `--` stays among them. For an unknown option, print an error
+   and return false. */
 bool options_parse(char **words, struct option *options);
 
 /* Take the first word out that is neither an option nor the value of one, and return it; NULL where there is none.

@@ -6,8 +6,8 @@
 #include "json.h"
 
 struct vcpus {
-    struct cpus own;    /* of one container */
-    struct cpus owned;  /* of all of them together */
+    struct cpus own;    /* CPUs of the container's vCPUs */
+    struct cpus owned;  /* CPUs of the vCPUs of all containers */
     struct cpus online;
     bool is_claimed;    /* the container claims CPUs */
     bool is_final;      /* the reason for unknown CPUs is final */

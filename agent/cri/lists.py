@@ -53,7 +53,7 @@ class ListedContainer:
 
 
 class Lists:
-    """Lists containers and sandboxes, one request at a time to limit the runtime's memory too."""
+    """Lists containers and sandboxes, one request at a time, because each list takes memory in the runtime too."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

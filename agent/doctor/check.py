@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Whether a check found the node good, found a problem, or could not tell."""
+    """Outcome of a check: fine, a problem, or unknown."""
 
     OK = "ok"
     FINDING = "finding"

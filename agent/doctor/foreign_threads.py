@@ -104,7 +104,7 @@ def _read_thread(task: Path, cpus: set[str]) -> _Thread | None:
         name=name,
         ran=run_time(task, fields),
         is_kernel=bool(flags & _KTHREAD),
-        # The kernel flags these workers too, but the mask of unbound workqueues moves them.
+        # Unbound workers have this flag too, but can be moved by the mask of unbound workqueues.
         is_fixed=bool(flags & _FIXED) and not name.startswith(UNBOUND_WORKERS),
         cgroup=cgroup_of(task),
     )

@@ -102,7 +102,7 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
 
 
 def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
-    """Yield the effect of a missing guard or NRI on containers whose claim must fit and does not."""
+    """Yield the effect of a missing guard or NRI on containers whose claim must fit, but does not."""
     subject = "must fit"
     if not holds:
         remedy = "`gate: true` in the webhook's configuration has their pods wait in an init container"

@@ -1,4 +1,4 @@
-"""Check that interrupts keep off the CPUs of pods under `quiet`, by what the node's agent reports. Pure."""
+"""Check that interrupts are kept off the CPUs of pods under `quiet`, as the node's agent reports. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
         yield ok("managed interrupts", message, remedy)
     fully = quiet.cpus if quiet.fully is None else quiet.fully
     for part in quiet.parts:
-        if fully or part.reason:  # without such CPUs there are originals at most that cannot be given back
+        if fully or part.reason:  # otherwise only failed restores are reported
             yield from _part(part, fully or quiet.cpus)
     for kept in quiet.kept:
         yield from _kept(kept)

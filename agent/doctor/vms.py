@@ -42,7 +42,7 @@ def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
 
 
 def _threads(facts: VMFacts) -> Check:
-    """Report how vCPU threads are identified; names suffice for most VMMs, so no answer is a problem."""
+    """Report how vCPU threads are identified; never a problem, because for most VMMs the names suffice."""
     subject = "vCPU threads"
     if facts.has_debugfs:
         return ok(subject, "identified by the kernel (debugfs)")

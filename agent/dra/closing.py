@@ -1,7 +1,7 @@
-"""The driver while corepin is removed from a node: it prepares no claims, and the kubelet can give back those it has.
+"""The driver while corepin is removed from a node: it prepares no claims, and the kubelet can unprepare the existing ones.
 
-Without a driver a pod with claims cannot end, other than by force. The claims that are left are read from the CDI
-files, because the checkpoint is deleted first. A reset that is repeated continues with these files.
+Without a driver a pod with claims can only be deleted by force. The remaining claims are read from the CDI files,
+because the checkpoint is deleted first. A reset that is repeated continues with these files.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ClosedBook:
     """Refuses each Prepare, and answers each Unprepare at once."""
 
     def __init__(self, left: dict[str, tuple[str, str]]) -> None:
-        self.left = left  # claims that the kubelet must still give back: namespace and name by uid
+        self.left = left  # claims that the kubelet must still unprepare: namespace and name by uid
         self.changed = asyncio.Event()
 
     async def prepare(self, namespace: str, uid: str, name: str) -> RefusedPrepare:
-        """Refuse a claim; the kubelet gives it back too when its pod ends."""
+        """Refuse a claim; the kubelet unprepares it too when its pod ends."""
         if is_uid(uid):
             self.left[uid] = namespace, name
         return RefusedPrepare(Cause.GONE, f"claim {namespace}/{name}: {CLOSED}")
@@ -49,14 +49,14 @@ class ClosedBook:
         """Return None: no claim is served any more."""
 
     async def unprepare(self, uid: str) -> str:
-        """Answer an Unprepare: the claim counts as given back."""
+        """Answer an Unprepare: the claim counts as unprepared."""
         if self.left.pop(uid, None):
             self.changed.set()
         return ""
 
 
 class ClosingDriver:
-    """Answers the kubelet until all claims are given back."""
+    """Answers the kubelet until all claims are unprepared."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ClosingDriver:
             try:
                 await stack.enter_async_context(self._plugin.listening())
             except (AgentError, OSError) as error:
-                logger.error("claims are not served", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+                logger.error("claims are not served", extra={"facts": {"reason": str(error)}})
                 await work
                 self._report()
                 return
@@ -107,7 +107,7 @@ class ClosingDriver:
                 task.cancel()
 
     async def _none_left(self) -> None:
-        """Wait until the kubelet has given back all claims."""
+        """Wait until the kubelet has unprepared all claims."""
         while self.book.left:
             await self.book.changed.wait()
             self.book.changed.clear()
@@ -120,7 +120,7 @@ class ClosingDriver:
                 await self._look(uid, namespace, name)
 
     async def _look(self, uid: str, namespace: str, name: str) -> None:
-        """Forget a claim that the API server does not have any more: its pod has ended without this driver."""
+        """Forget a claim that the API server no longer has, because its pod ended without this driver."""
         try:
             async with asyncio.timeout(self.look_seconds):
                 now = await self._reader.read(namespace, name)

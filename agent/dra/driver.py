@@ -107,7 +107,7 @@ class DRADriver:
         try:
             self._files.keep(prepared)
         except OSError as error:
-            logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+            logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})
         self._found = ()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
@@ -139,7 +139,7 @@ class DRADriver:
                     await self._rests.wait()
             except (AgentError, OSError) as error:
                 facts = {"reason": str(error), "remedy": "mount the kubelet's plugins and plugins_registry"}
-                logger.error("claims are not served", extra={"facts": facts})  # noqa: TRY400 - that says it all
+                logger.error("claims are not served", extra={"facts": facts})
                 await asyncio.sleep(backoff.next())
 
     async def _keep_files(self) -> None:
@@ -154,7 +154,7 @@ class DRADriver:
                 await self.plugin.keep_files(prepared)
             except OSError as error:
                 if str(error) != problem:
-                    logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})  # noqa: TRY400
+                    logger.error("CDI files not written", extra={"facts": {"reason": str(error)}})
                 problem = str(error)
             else:
                 problem = ""

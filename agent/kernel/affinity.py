@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVERY_CPU: Final = range(8192)  # more than any machine has; the kernel limits the mask to the cgroup's CPUs
-# a mask of the current CPUs alone would keep the task from CPUs that its cgroup gets later
+# a mask of only the current CPUs would keep the task off CPUs that its cgroup gets later
 EVERYWHERE: Final = CPUSet(EVERY_CPU)
 _BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY: the thread is bound to its CPU
 

@@ -30,8 +30,9 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
     """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
 
-    None if it has exited, if the pid is another process (not of this cgroup, or of another start time), if it has more
-    than MOST_THREADS threads with those of its descendants, or if its threads start faster than they are moved.
+    Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
+    another start time), if it and its descendants have more than MOST_THREADS threads, or if threads start faster
+    than they are moved.
     """
     move = _Move(cgroup, cpus)
     began = move.process(pid, started)

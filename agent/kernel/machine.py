@@ -118,7 +118,7 @@ class NodeMachine:
             had = self._give_back(self._widen, cgroup, back)
         self._lost = (self._lost | self._usable) - (online - (back - had))
         self._usable = had & online
-        self._usable_of = None if back else (topology, root)  # what could not be given back is tried again
+        self._usable_of = None if back else (topology, root)  # retry CPUs missing in the pod root
         return self._usable
 
     def _give_back(self, widen: Callable[[str, CPUSet], None], cgroup: str, cpus: CPUSet) -> CPUSet:

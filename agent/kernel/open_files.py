@@ -1,6 +1,6 @@
 """Cgroup files kept open between reads and writes, because opening and closing cost more than either does.
 
-An open file of a removed cgroup answers ENODEV for ever: then the path is opened anew.
+Reads from the open file of a removed cgroup always fail with ENODEV: then the path is opened again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Moves of cgroups with those below them, a bounded number in one call.
 
-On cgroup v1 a child keeps its parent from leaving its CPUs, and a container that may write its cgroup makes as many
-children as it likes. The kernel compares each write with all siblings, so that one write among 10,000 siblings takes 4
-ms. A move that reaches the bound continues at the next call.
+On cgroup v1 a parent cannot give up CPUs that a child has, and a container that may write its cgroup can create
+any number of children. The kernel compares each write with all siblings, so that one write among 10,000 siblings
+takes 4 ms. A move that reaches the bound continues at the next call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TURN_SECONDS: Final = 0.05  # CPU time of one call, besides the first cgroup tha
 
 
 class _Paused(Exception):
-    """The bound is reached; `names` lead from the moved cgroup to the one that is next."""
+    """The bound is reached; `names` are the path from the moved cgroup to the next one."""
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:
         super().__init__()

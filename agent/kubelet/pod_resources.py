@@ -57,7 +57,7 @@ class PodResources:
         return exclusive
 
     async def ask(self) -> Mapping[str, CPUSet]:
-        """Return the same; raise Unavailable or Refused.
+        """Return each container's own CPUs as `exclusive` does; raise Unavailable or Refused.
 
         Pods are decoded one at a time, because devices make the list long.
         """

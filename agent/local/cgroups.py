@@ -1,4 +1,4 @@
-"""Create, enter, list and remove the cgroups of local containers. Other modules decide their CPUs.
+"""Create, enter, list and remove the cgroups of local containers. Other modules choose the CPUs of these cgroups.
 
 /corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of its parent.
 """

@@ -1,4 +1,4 @@
-"""Shutdown of a pod's processes: SIGTERM, grace period, SIGKILL; then its cgroups are removed."""
+"""Shutdown of a pod's processes: SIGTERM, grace period, SIGKILL; then the pod's cgroups are removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_AGAIN_SECONDS: Final = 0.02  # until the next check whether killed processe
 
 
 class PodShutdown:
-    """Ends the containers of one pod; `later` requests the next look after some seconds."""
+    """Ends the containers of one pod; `later` requests the next check after some seconds."""
 
     def __init__(self, cgroups: ContainerCgroups, later: Callable[[float], None]) -> None:
         self._cgroups = cgroups

@@ -122,7 +122,7 @@ class LocalRuntime:
         self._changed()
 
     def _adopt(self) -> None:
-        """Adopt the processes of an earlier agent; remove the empty cgroups that it left."""
+        """Adopt the processes of an earlier agent; remove empty cgroups that it left behind."""
         self._has_adopted = True
         for cgroup in self._cgroups.found():
             _, uid, name = cgroup.rsplit("/", 2)
@@ -175,7 +175,7 @@ class LocalRuntime:
 def open_local(pods: PodsDir, cgroup_root: Path, state_dir: Path) -> tuple[LocalRuntime, Cgroups]:
     """Return the runtime and its cgroups: the kernel's, or affinity where no cgroup can be written.
 
-    Their names depend on the agent's state directory, so that two agents never adopt the same processes.
+    The cgroups' names depend on the agent's state directory, so that two agents never adopt the same processes.
     """
     root = f"{ROOT}-{sha256(os.fsencode(state_dir.resolve())).hexdigest()[:8]}"
     logs = state_dir / "logs"

@@ -56,7 +56,7 @@ class ContainerSpec:
     restart: str  # ALWAYS, ON_FAILURE or NEVER
 
     def runs_again(self, code: int | None) -> bool:
-        """Return whether it restarts after this exit code; None: unknown, which counts as failed."""
+        """Return whether the container restarts after this exit code; None: unknown, which counts as failed."""
         return self.restart == ALWAYS or (self.restart == ON_FAILURE and code != 0)
 
 
@@ -74,7 +74,7 @@ class PodRun:
 
     @property
     def is_vm(self) -> bool:
-        """Return whether its processes count as one virtual machine, as with Kata's runtime classes."""
+        """Return whether the pod's processes count as one virtual machine, as with Kata's runtime classes."""
         return is_vm_handler(self.runtime_class)
 
 

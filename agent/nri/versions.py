@@ -1,6 +1,6 @@
 """NRI features of container runtimes, by name and version: one table for doctor, guard and docs. Pure.
 
-A plugin is given no version of NRI, so the features of a release are taken from its go.mod.
+NRI does not tell a plugin its version, so the features of a release are taken from its go.mod.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Version = tuple[int, ...]
 class Support(NamedTuple):
     """The first versions of one runtime with each part of NRI."""
 
-    title: str  # the runtime's name as its makers write it
+    title: str  # the runtime's official name
     nri: Version  # first version whose NRI lets plugins set a container's CPUs before it starts
     nri_default: Version  # first version with NRI on by default
     # First version with NRI 0.10: plugins can refuse changes of other plugins, as the guard does.

@@ -53,8 +53,8 @@ class PlaceExec(Protocol):
     def __call__(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
         """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
 
-        None if it has exited, if the pid is another process (not of this cgroup, or of another start time), if it has
-        too many threads, or if these start faster than they are moved.
+        Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
+        another start time), if it has too many threads, or if threads start faster than they are moved.
         """
         ...
 
@@ -124,7 +124,7 @@ class _Budget:
         return max(self._paid_at, self._paid_of.get(key, 0.0)) - self._monotonic() - SPAN_SECONDS
 
     def charge(self, key: str, seconds: float) -> None:
-        """Charge the CPU time of a move."""
+        """Charge the CPU time of a move to the budgets of the node and of the container."""
         now = self._monotonic()
         self._paid_at = max(self._paid_at, now) + seconds / SHARE
         self._paid_of[key] = max(self._paid_of.get(key, 0.0), now) + seconds / CONTAINER_SHARE

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.quiet.mover import InterruptMover
     from pinning.contract import QuietWord
 
-IRQBALANCE: Final = "CPUs that irqbalance must not use"  # entry of this list among the conflicts
+IRQBALANCE: Final = "CPUs that irqbalance must not use"  # name of its list in conflicts
 NO_PARTS: Final[Mapping[QuietWord, Part]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class QuietKeeper:
         if self._banned != quiet.cpus:
             self._keep_off(quiet.cpus)
         if stays and self._mover.has_moved:
-            unkept = self._kept.leave(keeps)  # some owners may have got their CPUs back just now
+            unkept = self._kept.leave(keeps)  # some CPUs may have been restored in this round
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""

@@ -1,6 +1,6 @@
 """Noise levels of containers, by the operator's limits, and the publisher that adds them to states.
 
-A level is published in the pod's annotation, so it must not change often: it ends only after the noise was below the
+A level is published in the pod's annotation, so it must change rarely: it ends only after the noise was below the
 limit for ten minutes. An unknown count neither begins nor ends a level.
 """
 

@@ -32,8 +32,8 @@ ROUND_SECONDS: Final = 10.0
 UNSTEADY_SECONDS: Final = (
     1.0  # until the round after one in which a CPU went offline or came back; doubled each time
 )
-REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
-MOST_PROMPT: Final = 6  # rounds in a row that may follow at once, whatever they cost
+REST: Final = 500.0  # seconds of rest per second of CPU time: the rounds take at most 0.2 % of one CPU
+MOST_PROMPT: Final = 6  # consecutive rounds for which the rest is not extended, whatever CPU time they took
 # Seconds of rest for each second of CPU time after a round for changed quiet CPUs: 10 % of one CPU. It is limited
 # because users may change which CPUs are quiet at any rate.
 CHANGE_REST: Final = 10.0
@@ -68,21 +68,21 @@ class Quieting:
         if is_left:
             logger.warning("quiet CPUs not restored", extra={"facts": {"reason": LEFT}})
         self._reason = reason  # why the configuration keeps no CPU quiet
-        # From the last state: CPUs that no interrupt may disturb, CPUs for which all parts are kept quiet, online CPUs,
+        # From the last state: CPUs free of interrupts, CPUs also free of workqueues and deep idle states, online CPUs,
         # and the interrupts that stay.
         self._wanted: tuple[CPUSet, CPUSet, CPUSet, Keeps] | None = None
         self._changed = asyncio.Event()
         self._result = QuietResult(reason=QUIET_PENDING)
-        self._prompt = 0  # rounds in a row that found work or did not end
+        self._prompt = 0  # consecutive rounds that changed something or were interrupted by hotplug
         self._took = 0.0  # CPU time of the last round, in seconds
 
     def add(self, state: NodeState) -> NodeState:
-        """Return the state with the results of the last round added, and request a round for its quiet CPUs."""
+        """Return the state with the last round's results; request another round if its quiet CPUs changed."""
         # Unknown runtimes count as CRI-O, whose own annotation may be in force.
         is_crio = not state.runtime or state.runtime.startswith("cri-o ")
         may_move = not (self._reason or state.observes)
         quiet = quiet_cpus(state.ledger.parts, is_crio=is_crio) if may_move else EMPTY
-        # CRI-O's annotation covers interrupts only, so these CPUs have the other parts too.
+        # CRI-O's annotation covers interrupts only: workqueues and idle states of these CPUs are left to the agent.
         fully = quiet_cpus(state.ledger.parts, is_crio=True) if may_move else EMPTY
         keeps = frozenset(
             state.keeps[it.owner]
@@ -161,7 +161,7 @@ class Quieting:
         return self._rest(is_steady=result is not None, has_settled=keeper.has_settled)
 
     def _rest(self, *, is_steady: bool, has_settled: bool) -> float:
-        """Return the seconds until the next round: longer after a costly one, unless that had work to do.
+        """Return the seconds until the next round: longer after a costly one, unless that one changed something.
 
         A round that moves interrupts costs most, and irqbalance may undo moves until it has acted by its ban.
         """

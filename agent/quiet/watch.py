@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.quiet.sample import Places, Sample
 
 ROUND_SECONDS: Final = 10.0
-REST: Final = 500.0  # seconds for each second of CPU time: 0.2 % of one CPU
+REST: Final = 500.0  # seconds of rest per second of CPU time: counting takes at most 0.2 % of one CPU
 
 logger = logging.getLogger(__name__)
 

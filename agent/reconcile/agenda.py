@@ -1,6 +1,6 @@
-"""Timed looks of the agent, and requests for passes.
+"""Timed checks ("looks") of the agent, and requests for passes.
 
-One timer of the event loop is set to the look that is due first. The agenda awaits no I/O and no look: each due look
+One timer of the event loop is set to the earliest due look. The agenda awaits no I/O and no look: each due look
 runs in a task of its own, so that a long one delays no other. Short looks are plain functions and run at once, because
 a task and its turn of the loop would cost more than the look. A poll may run a little early beside another look,
 because waking an idle process costs more than most polls. A due retry or sweep requests a pass, and moves nothing by
@@ -20,7 +20,7 @@ CRASHED_SECONDS: Final = 5.0  # delay until a look that crashed is due again
 RECONCILE: Final = "reconcile"
 EARLY_SECONDS: Final = 0.1  # how early a poll may run, if another look wakes the process then
 
-# Returns the seconds until it is due again; None: when it is asked for.
+# Returns the seconds until it is due again; None: only on request.
 Look: TypeAlias = Callable[[], Coroutine[object, object, float | None]]
 ShortLook: TypeAlias = Callable[[], float | None]
 
@@ -47,13 +47,13 @@ class Agenda:
         self._armed = math.inf  # loop time at which the timer expires
 
     def add(self, key: str, look: Look, seconds: float | None = None) -> None:
-        """Add a look that is due in some seconds; None: when it is asked for."""
+        """Add a look that is due in some seconds; None: only on request."""
         self._looks[key] = look
         if seconds is not None:
             self.within(key, seconds)
 
     def add_short(self, key: str, look: ShortLook, seconds: float | None = None) -> None:
-        """Add a look that awaits nothing."""
+        """Add a look that is a plain function, without an await."""
         self._short[key] = look
         if seconds is not None:
             self.within(key, seconds)
@@ -81,11 +81,11 @@ class Agenda:
             self._arm()
 
     def cancel(self, key: str) -> None:
-        """Make a look due only when it is asked for again."""
+        """Make a look due only when it is requested again."""
         self._due.pop(key, None)
 
     def due(self) -> list[tuple[float, str]]:
-        """Return when each look that does not run now is due, with its key, the first one first."""
+        """Return due time and key of each look that is not running, earliest first."""
         return sorted((due, key) for key, due in self._due.items() if key not in self._running)
 
     async def run(self) -> None:
@@ -111,7 +111,7 @@ class Agenda:
         return keys
 
     async def look(self, key: str) -> None:
-        """Run one look, and note when it is due again."""
+        """Run one look, and store when it is due again."""
         if key in self._short:
             self._look_short(key)
             return
@@ -137,7 +137,7 @@ class Agenda:
         self._arm()  # the look may have been requested again while it ran
 
     def _arm(self) -> None:
-        """Set the timer to the look that is due first, unless it expires before that: then it is set anew."""
+        """Set the timer to the look that is due first; a timer that expires earlier stays, and is then set again."""
         first = min((due for key, due in self._due.items() if key not in self._running), default=math.inf)
         if self._begin is None or first >= self._armed:
             return
@@ -172,14 +172,14 @@ class Trigger:
         agenda.add_short(RECONCILE, self._is_due)
 
     def request_pass(self, within: float = 0.0) -> None:
-        """Request a pass within some seconds; later requests never put it off."""
+        """Request a pass within some seconds; later requests never delay it."""
         if within <= 0.0:
             self._event.set()
         elif not self._event.is_set():
             self.agenda.within(RECONCILE, within)
 
     def clear(self) -> None:
-        """Begin a pass: a later request asks for another pass."""
+        """Begin a pass: requests from now on cause another pass."""
         self.agenda.cancel(RECONCILE)
         self._event.clear()
 

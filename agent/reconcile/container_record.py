@@ -52,7 +52,7 @@ class ContainerRecord:
     is_new: bool = False  # its tasks were not checked since the agent saw it appear
     is_assured: bool = False  # this agent sent its CPUs to the runtime
     wanted: CPUSet = EMPTY  # CPUs by the last plan; empty before the first plan
-    # the CPUs on which it was last seen right, and its unpinned time in seconds
+    # the planned CPUs on which it was last seen, and its unpinned time in seconds
     right: tuple[CPUSet, float | None] | None = None
     mems: CPUSet = EMPTY  # NUMA nodes for its memory if it starts now; empty: unbound
     sent_mems: CPUSet = EMPTY  # NUMA nodes of `mems` that the runtime accepted last
@@ -79,12 +79,12 @@ class ContainerRecord:
 
     @property
     def name(self) -> str:
-        """Name for messages: namespace/pod/container."""
+        """The container's name in messages: namespace/pod/container."""
         return self.seen.full_name
 
     @property
     def cgroup(self) -> str | None:
-        """Its cgroup on the host; None for a container in a VM."""
+        """The container's cgroup on the host; None for a container in a VM."""
         return None if self.seen.in_vm else self.seen.cgroup
 
     @property
@@ -94,24 +94,24 @@ class ContainerRecord:
 
     @property
     def is_right(self) -> bool:
-        """Return whether it runs on the CPUs of the last plan, by kernel and runtime."""
+        """Return whether the container runs on the CPUs of the last plan, according to kernel and runtime."""
         is_home = not self.is_running or self.split_home == self.home
         return is_home and (self.applied or self.sent) == self.wanted
 
     @property
     def split_home(self) -> CPUSet:
-        """Return the CPUs to which this agent moved its unmoved tasks; empty: none."""
+        """Return the CPUs to which this agent moved the tasks that the application has not moved; empty: none."""
         return self.parts.home if self.is_split else EMPTY
 
     @property
     def path(self) -> Path:
-        """Return the path by which it got its current CPUs."""
+        """Return the path by which the container got its current CPUs."""
         path = self.proof.path if self.proof else Path.FOUND
         return Path.RUNTIME if path is Path.FOUND and self.sent == self.wanted else path
 
     @property
     def started_right(self) -> bool:
-        """Return whether it was created on its planned CPUs; an owner must have been created on the CPUs it owns."""
+        """Return whether the container was created on its planned CPUs; an owner must have been created on the CPUs it owns."""
         is_own = self.born == self.wanted or EMPTY != self.home <= self.born
         return self.was_seen_so and (not self.is_owner or is_own)
 
@@ -135,7 +135,7 @@ class ContainerRecord:
         self.seen = container
 
     def was_born(self, cpus: CPUSet) -> None:
-        """Record the CPUs with which the runtime creates it."""
+        """Record the CPUs with which the runtime creates the container."""
         self.born = self.sent = cpus
 
     def planned(self, cpus: CPUSet, mems: CPUSet = EMPTY, home: CPUSet = EMPTY, *, is_owner: bool) -> None:
@@ -148,7 +148,7 @@ class ContainerRecord:
             self.parts = parts_of(self.applied, own)
 
     def split(self, parts: Parts, seconds: float | None = None) -> None:
-        """Record the parts of its tasks, and how long the move took if it was widened for it."""
+        """Record the parts of the container's tasks, and the time of the move if the container was widened for it."""
         self.parts, self.is_split = parts, bool(parts.home) and self.is_running
         self.is_new, self.is_outrun = self.is_new and not self.is_split, False
         if self.proof and seconds is not None and self.proof.split_seconds is None:
@@ -173,7 +173,7 @@ class ContainerRecord:
         self._prove(cpus, when, path)
 
     def wrote_beside(self) -> None:
-        """Forget the cpuset read before: a write beside the passes is no foreign write."""
+        """Drop the last cpuset reading, because a write of this agent between passes is not a foreign write."""
         self.applied = EMPTY
 
     def was_sent(self, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
@@ -182,7 +182,7 @@ class ContainerRecord:
         self.sent_mems = mems or self.sent_mems
 
     def read_memory(self, mems: CPUSet) -> None:
-        """Record the NUMA nodes that it may allocate memory from."""
+        """Record the NUMA nodes from which the container may allocate memory."""
         self.memory = mems
 
     def assured(self) -> None:
@@ -235,7 +235,7 @@ class ContainerRecord:
     def settled(self) -> float | None:
         """Clear errors; at the first call return the unpinned time in seconds, or None if it is unknown.
 
-        It is 0 if the container was right at its first check.
+        The time is 0 if the container was on its CPUs at its first check.
         """
         if not self.is_awaited or self.proof is None:
             return None

@@ -47,7 +47,7 @@ def note_right(record: ContainerRecord, cpus: CPUSet, tasks: Tasks, clock: Clock
 
 
 def _seconds_on_host(record: ContainerRecord, cgroup: str, tasks: Tasks) -> float | None:
-    """Return how long a container may have run; None: unknown."""
+    """Return how long a container may have run on other CPUs; None: unknown."""
     try:
         start = tasks.start_state(cgroup)
     except AgentError:
@@ -133,7 +133,7 @@ class BootKeeper:
 
     @property
     def is_wanted(self) -> bool:
-        """Return whether a pod starts whose machine may be confined."""
+        """Return whether any starting pod may have a machine to confine."""
         return bool(self._cpus and self._scope.pods)
 
     async def run(self) -> None:

@@ -88,7 +88,7 @@ class Loop:
             self._submit(self._passed)
 
     def _show_proofs(self, proofs: Mapping[Owner, Proof]) -> None:
-        """Publish newer proofs of some containers, without a pass, because no action follows from them."""
+        """Publish newer proofs of some containers without a pass, because they cause no action."""
         if self._passed:
             state = with_proofs(self._passed, proofs)
             if self._proven is self._passed:

@@ -93,11 +93,11 @@ class MachineRecord:
         return self.has_quota or (self.threads is not None and self.threads.is_fixed)
 
     def is_starting(self, now: float) -> bool:
-        """Return whether its VMM may not run yet: a sandbox may be listed a moment earlier."""
+        """Return whether the machine's VMM may not run yet: a sandbox may be listed a moment before its VMM starts."""
         return not self.was_found and self.lost_since is not None and now - self.lost_since < STARTING_SECONDS
 
     def read(self, threads: VMCPUs | None, now: float) -> None:
-        """Record its threads' affinities; None: not found."""
+        """Record the affinities of the machine's threads; None: not found."""
         self.threads, self.was_found = threads, self.was_found or threads is not None
         self.lost_since = None if threads else now if self.lost_since is None else self.lost_since
         self.is_refused &= threads is None

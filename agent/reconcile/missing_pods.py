@@ -1,8 +1,9 @@
-"""Look up pods of running containers that the pod watch has not shown: it may be late.
+"""Look up pods of running containers that the pod watch has not shown yet.
 
 Each pod is requested once while the runtime has a container of it, one request at a time. A found pod counts as
-observed until the watch shows it, and is requested again now and then, because a watch that leaves out finished pods
-may never show it. A pod that does not exist stays unknown, keeps its CPUs, and is not requested again.
+observed until the watch shows it, and is requested again from time to time, because a watch that leaves out
+finished pods may never show it. A pod that does not exist stays unknown, keeps its CPUs, and is not requested
+again.
 """
 
 from __future__ import annotations

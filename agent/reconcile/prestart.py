@@ -1,8 +1,9 @@
 """Pin new containers before their first instruction, on nodes where only cgroups announce them.
 
 Between the creation of its cgroup and the start of its command a container's cpuset can be written freely: the runtime
-fills an empty one (cgroup v1) before it adds its own process, and does not look at it again. So it is written at once,
-and checked until that process is there. Containers that already run are left to a pass.
+fills an empty one (cgroup v1) before it adds its own process, and does not look at it again. So this module writes
+the cpuset at once, and checks it until the runtime's process appears. Containers that already run are left to a
+pass.
 
 CRI-O makes the cgroup in its call CreateContainer and lists a container only when that call is over, some milliseconds
 before it is started. Until its name is known a container is kept on the CPUs that containers of its pod may have. A sandbox looks
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from agent.interfaces import Cgroups, NewContainer, Owners
     from pinning.machine.cpuset import CPUSet
 
-# doubled each time: a process that appears after t stays the runtime's for more than t
+# doubled each time: a process that appears after t remains the runtime's own process for more than t
 FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
 # between two questions for names that decide where containers start: CRI-O starts one some 10 ms after it lists it
 NAME_PAUSE: Final = 0.004
 SOON_SECONDS: Final = 2.0  # age of a start from which it is polled less often, because it is slow anyway
 GIVE_UP_SECONDS: Final = 30.0
-# an entry that was not requested by then belongs to a container that was never listed
+# an entry that was not requested within this time belongs to a container that was never listed
 KEPT_SECONDS: Final = 60.0
 # Longest pause between two checks whether the runtime lists a container that is pinned by its pod's CPUs.
 SANDBOX_PAUSE: Final = 1.0
@@ -159,12 +160,12 @@ class PreStartPinner:
         return container_id in self._pinning
 
     def is_right(self, container_id: str, cpus: CPUSet) -> bool:
-        """Return whether a container was on these CPUs before its command ran; False once it was taken."""
+        """Return whether a container was on these CPUs before its command ran; False after the proof was taken."""
         right = self._right.get(container_id)
         return right is not None and right.cpus == cpus and right.seconds == 0.0
 
     def taken(self, container_id: str, cpus: CPUSet) -> Right | None:
-        """Return the proof for a container that was put on these CPUs, once; None if it was not put there."""
+        """Return, once, the proof for a container that was put on these CPUs; None if it was not."""
         right = self._right.pop(container_id, None)
         return right if right and right.cpus == cpus else None
 
@@ -190,7 +191,7 @@ class PreStartPinner:
             self._touched(container, right is not None and right.seconds == 0.0)
 
     async def _named(self, container: NewContainer, pause: float, begun: float) -> NewContainer:
-        """Return a container with its name as soon as that is needed and known, or as it is after the pause.
+        """Return a container with its name as soon as the name is needed and known, or unchanged after the pause.
 
         Raises Gone for a sandbox that is listed.
         """
@@ -203,7 +204,7 @@ class PreStartPinner:
         return container if owner is None else container._replace(owner=owner)
 
     def _needs_name(self, container: NewContainer) -> bool:
-        """Return whether a container's name decides what CPUs it gets."""
+        """Return whether a container's CPUs depend on its name."""
         target = self._cpus_of(container.owner)
         is_settled = isinstance(target, StartCPUs) and target.is_planned
         return not (is_settled or isinstance(container.owner, Owner))
@@ -219,7 +220,7 @@ class PreStartPinner:
         return NAME_PAUSE if is_awaited and self._is_urgent(container, begun) else LONGEST_PAUSE
 
     def _watch_sandbox(self, container: NewContainer) -> None:
-        """Give a sandbox that was pinned like a container its own cpuset back, once it is known to be one."""
+        """Restore the cpuset of a sandbox that was pinned like a container, once it is known to be a sandbox."""
         own = self._own.pop(container.id, EMPTY)
         if own and not isinstance(container.owner, Owner):
             task = asyncio.create_task(self._restore(container, own))
@@ -228,7 +229,7 @@ class PreStartPinner:
 
     async def _restore(self, container: NewContainer, own: CPUSet) -> None:
         cpusets, pause = self._cgroups.cpusets, FIRST_PAUSE
-        with suppress(AgentError):  # the cgroup went away
+        with suppress(AgentError):  # the cgroup was removed
             written = cpusets.read(container.cgroup)
             while cpusets.read(container.cgroup) == written:
                 try:
@@ -261,13 +262,13 @@ class PreStartPinner:
             if not is_written:
                 return False
         if start.seconds is None:
-            return start.has_begun  # the time since when is not known
+            return start.has_begun  # the start of the unpinned time is not known
         if not (target.is_planned or start.has_begun):
             return False
         self._note(container, target, start.seconds if start.has_begun else 0.0)
         return True
 
     def _note(self, container: NewContainer, target: StartCPUs, seconds: float | None) -> None:
-        """Record how long a container may have run before it had its planned CPUs; of others a pass finds out."""
+        """Record how long a container may have run before it had its planned CPUs; for other CPUs a pass determines that."""
         if target.is_planned:
             self._right[container.id] = Right(target.cpus, seconds, self._clock.monotonic())

@@ -82,7 +82,7 @@ class QuotaKeeper:
         return not self._saved.originals
 
     def _look(self, record: ContainerRecord, cgroup: str, ledger: Ledger, word: Quota, now: float) -> _Look:
-        """Decide whether to unset a container's quota; for unchanged facts a decision is reused for a second."""
+        """Decide whether to unset a container's quota; a decision is reused for a second if its facts are unchanged."""
         held = ledger.of(record.owner)
         if held is None or not held.is_exclusive or not record.is_running:
             return _NOT_UNSET
@@ -125,7 +125,7 @@ class QuotaKeeper:
     def _restore(self, cgroups: list[str], is_known: Collection[str]) -> None:
         """Restore quotas that are still unset.
 
-        Quotas that another program has set in the meantime, and removed cgroups, are forgotten.
+        The records of quotas that another program has set in the meantime, and of removed cgroups, are dropped.
         """
         done = []
         for cgroup in cgroups:

@@ -1,9 +1,9 @@
 """Original values of kernel settings that the agent changed, in a file beside the checkpoint.
 
-An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the values, so
-a file of another boot is ignored, also one that a power failure has emptied. A file that cannot be used for another
-reason is kept as it is, because it has the only copy of the originals. Until it can be read, nothing is saved, so that
-no value is changed.
+An original is saved before the value is changed, so that the next agent can restore it. A reboot resets the
+values, so a file of another boot is ignored, even one that a power failure has emptied. A file that cannot be used
+for another reason is kept as it is, because it has the only copy of the originals. Until it can be read, nothing
+is saved, so that no value is changed.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class RestorableValue(Generic[_Value]):
 
     @property
     def is_left(self) -> bool:
-        """Whether something has to be undone; True while the file cannot be used."""
+        """Whether a change has to be undone; True while the file cannot be used."""
         return self._value is not None or not self._is_read
 
     def read(self) -> None:

@@ -61,7 +61,7 @@ class RuntimeSync:
                     self.want(record.seen.id, record.applied)
 
     def forget(self, container_id: str) -> None:
-        """Drop a set that reaches the runtime by another way."""
+        """Drop a set that reaches the runtime by another call."""
         self._wanted.pop(container_id, None)
 
     @contextmanager

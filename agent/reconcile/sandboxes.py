@@ -81,7 +81,7 @@ class Sandboxes:
         return self.vms.sandboxes
 
     async def read(self) -> None:
-        """Read every machine's affinities from the kernel; a wait for lost ones ends here."""
+        """Read every machine's affinities from the kernel, which ends the wait for lost machines."""
         self.wait_budget.count(self.clock.monotonic())
         await self.vms.read()
 
@@ -110,7 +110,7 @@ class Sandboxes:
         )
 
     def missed_until(self, record: MachineRecord, now: float) -> float:
-        """Return until when actions wait for a machine that was lost now, because it may run on any CPU."""
+        """Return until when actions wait for a machine that has just been lost, because it may run on any CPU."""
         if record.lost_since is None:
             return now
         until = min(record.lost_since + LOST_SECONDS, now + self.wait_budget.left(now))
@@ -177,7 +177,7 @@ class SandboxMover:
         self._clock = clock
 
     async def move(self, sandbox_id: str, target: SandboxSet, containers: Iterable[ContainerRecord]) -> bool:
-        """Move a machine with its live containers; return whether it runs nowhere else now."""
+        """Move a machine with its live containers; return whether it now runs only on its new CPUs."""
         record = self._sandboxes.records[sandbox_id]
         live = [container for container in containers if container.seen.state is not State.EXITED]
         found, are_accepted = self._confine(record, target), True
@@ -220,7 +220,7 @@ class SandboxMover:
         *,
         are_accepted: bool,
     ) -> None:
-        """Record where the threads were read back, and the containers for which that is right."""
+        """Record the CPUs read back for the threads, and the containers for which these are the planned ones."""
         for container in live:
             container.wrote(found.cpus, self._clock.text(), Path.AFFINITY)
             if found.cpus == target.cpus:

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from agent.reconcile.observe import Observer
 
 AT_ONCE: Final = 8  # containers between two yields to the event loop
-TURN_SECONDS: Final = 0.02  # CPU time until a further yield: a container with a thousand cgroups takes longer
+TURN_SECONDS: Final = (
+    0.02  # CPU time between two yields within one container, which may have a thousand cgroups
+)
 POLL_SECONDS: Final = 2.0  # between two rounds of counting tasks by part
-REST: Final = 50.0  # seconds for each second of counting, so that many threads cost at most 2 % of a core
-# Containers in one round: programs that change their masks all the time cost 4 requests a second.
+REST: Final = 50.0  # seconds of rest per second of counting, so that counting takes at most 2 % of a core
+# Changed containers per round: programs that change their masks all the time cause at most 4 requests a second.
 MOST_SHOWN: Final = 8
 
 logger = logging.getLogger(__name__)

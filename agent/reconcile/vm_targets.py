@@ -126,8 +126,8 @@ def host_classes(
     """Return the runtime classes whose containers run on the host; `known` are those found before.
 
     A pod names its class, but not whether the handler behind it starts virtual machines; that is known once the runtime
-    has listed a container of the class. A class that was deleted and created again with another handler is judged by
-    its newest containers.
+    has listed a container of the class. For a class that was recreated with another handler, its newest containers
+    decide.
     """
     classes = {pod.uid: pod.runtime_class for pod in pods if pod.runtime_class}
     if not classes:

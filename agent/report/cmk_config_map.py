@@ -1,7 +1,8 @@
 """Mirror the pools of the node into the ConfigMap `cmk-config-<node>`, in Intel CMK's own YAML shape.
 
-The agent's account may not read it. So it is written again every AGAIN_SECONDS, in case it was deleted or changed; the API
-server stores nothing if it is unchanged. Each node does that at a time of its own.
+The agent's account may not read the ConfigMap. So the agent writes it again every AGAIN_SECONDS, in case it was
+deleted or changed; the API server stores nothing if it is unchanged. Each node writes at its own offset in the
+interval.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PoolReport:
     async def publish(self, state: NodeState) -> None:
         """Write the pools if they changed, then wait for the interval, so that later changes are coalesced.
 
-        Raise Later for the next write of the same pools.
+        Raise Later with the time at which unchanged pools are written again.
         """
         if not state.is_synchronised:
             return

@@ -51,7 +51,7 @@ class CMKReports:
     async def publish(self, state: NodeState) -> None:
         """Write the reports that changed, then wait for the interval, so that later changes are coalesced.
 
-        Raise Later for the next write of the same reports.
+        Raise Later with the time at which unchanged reports are written again.
         """
         if not state.is_synchronised:
             return
@@ -74,7 +74,7 @@ class CMKReports:
         raise Later("writes the reports again", max(self._again - self._clock.monotonic(), 0.0))
 
     async def reset(self) -> None:
-        """Empty the reports: the agent's account deletes nothing."""
+        """Empty the reports, because the agent's account may not delete them."""
         self._written = {}
         for _, plural in KINDS:
             try:

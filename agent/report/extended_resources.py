@@ -95,8 +95,8 @@ def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member
 def _free(state: NodeState, resource: str) -> int:
     """Return the quantity of the resource that is free.
 
-    A core is free if all its online CPUs are. One is subtracted if the shared set has no other CPUs, because the agent
-    never assigns its last CPU.
+    A core is free if all its online CPUs are. One core is subtracted if the shared set has no other CPUs, because
+    the agent never assigns the last CPU of the shared set.
     """
     if resource == NUMA_CPUS:
         return free_cpus(state)

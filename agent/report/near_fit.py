@@ -1,7 +1,7 @@
 """Limit the counts of CPUs beside devices to those that fit into a Node beside other resources. Pure.
 
-The admission policy of the agent's writes looks through no node with more than 1,000 resources and refuses every write of
-it, so that conditions and taints would stay as they are too.
+The admission policy of the agent's writes refuses every write to a node with more than 1,000 resources, so that
+conditions and taints could not be updated either.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class NodeReport:
         await self._write()
 
     async def reset(self) -> None:
-        """Remove everything of ours from the node."""
+        """Remove all of corepin's fields from the node."""
         if self._following:
             self._following.cancel()
             await asyncio.wait([self._following])

@@ -52,7 +52,7 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
 def _quantity(number: int) -> str:
     """Return a number as the API server writes it: 1000 would be read back as 1k, and differ for ever.
 
-    Pods may request any numbers, and the API server refuses a node of which one is too large, with all that is written.
+    Pods may request any numbers, and the API server refuses the whole write of a node if one number is too large.
     """
     number = min(number, MOST)
     suffixes = iter(("", "k", "M", "G", "T", "P"))
@@ -63,7 +63,7 @@ def _quantity(number: int) -> str:
 
 
 def _other_resources(node: Node, desired: DesiredNode) -> set[str]:
-    """Return the resources to remove by their prefix, as those of a device plugin that is gone."""
+    """Return the resources to remove by their prefix, such as those of device resources that no longer exist."""
     prefix, status = desired.no_other_resources, node.status
     present = {*(status.capacity or {}), *(status.allocatable or {})} if prefix else set[str]()
     return {name for name in present - desired.resources.keys() if name.startswith(prefix)}

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from apiserver.errors import APIError
 
-# between two retries of any objects: a node full of refused pods makes no more requests than one
+# between two retries for any objects, so that many refused pods cause no more requests than one
 BETWEEN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0
-# longest wait after a failure that is no refusal, because it may end at any time
+# longest wait after a failure of the API server, which may recover at any time
 LONGEST_FAILURE: Final = 30.0
-# Failures in a row of objects that had not failed before, which mean that the API server fails.
+# After so many consecutive failures of objects that had not failed before, the API server itself counts as failing.
 FAILURES: Final = 2
 
 
@@ -66,7 +66,7 @@ class ObjectBackoff:
         return is_news
 
     def forget(self, key: str) -> None:
-        """End the wait of an object whose report was accepted."""
+        """End the backoff of an object whose report was accepted."""
         self._refused.pop(key, None)
 
     def keep(self, keys: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Limit the owners of CPUs to those that fit into the annotation of a Node beside other annotations. Pure.
 
-The API server refuses a Node with more than 256 KiB of annotations, and everything that is written with them: conditions
-and resources would stay as they are too. A pod that requests one CPU may have 199 init containers, each an owner.
+The API server refuses a write that leaves a Node with more than 256 KiB of annotations, so conditions and
+resources could not be updated either. A pod that requests one CPU may have 199 init containers, each an owner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARKS: Final = 4  # bytes besides a name and its owner: quotes, colon, comma
 
 
 def fitting_owners(owners: Mapping[str, Owner], most: int = MOST_BYTES) -> dict[str, Owner]:
-    """Return the owners that fit; the namespaces that take the most room lose their last ones by name."""
+    """Return the owners that fit; the namespaces that take the most room lose their last owners by name."""
     sizes = {name: len(name) + len(msgspec.json.encode(owner)) + _MARKS for name, owner in owners.items()}
     if sum(sizes.values()) <= most:
         return dict(owners)

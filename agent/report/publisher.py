@@ -30,7 +30,7 @@ class Later(Exception):
 
 
 class Reporter(Protocol):
-    """Publishes every new state somewhere; never two calls at a time, and only the newest state counts."""
+    """Publishes new states to one destination, one call at a time; intermediate states are skipped."""
 
     async def publish(self, state: NodeState) -> None:
         """Publish `state`; after an APIError the publisher retries with backoff, and with the newest state."""

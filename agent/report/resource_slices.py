@@ -1,8 +1,8 @@
 """Publish the CPUs that ResourceClaims can have in one ResourceSlice, from which the scheduler allocates claims.
 
 The kubelet deletes all slices of its node when it starts, and those of a driver that is away for 30 s: the slice is
-watched, and written again. An API server drops fields whose feature gate is off without a word, so what it stored is
-read back: without `allowMultipleAllocations` a claim of 4 would be given a whole NUMA node.
+watched, and written again. An API server silently drops fields whose feature gate is off, so the stored slice is
+read back: without `allowMultipleAllocations` a claim for 4 CPUs would get a whole NUMA node.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SliceReport:
         self._stored: list[dict[str, Any]] = []
         self._complaint = ""  # why the agent publishes no ResourceSlice
         self._is_served = True  # the API server has the group resource.k8s.io/v1, and stores all fields
-        self._is_cut = False  # the API server dropped fields: the slice is removed, however often that fails
+        self._is_cut = False  # the API server dropped fields: the slice is removed, with retries
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
@@ -185,7 +185,7 @@ class SliceReport:
         )
         if not devices:
             return there is not None and await self._remove()
-        if there is None:  # deleted together with its Node, which may be registered anew
+        if there is None:  # deleted together with its Node, which may be registered again
             self._owner = None
         owner = await self._node_reference()
         if there and self._is_right(there, devices, owner):

@@ -1,17 +1,17 @@
-"""Turns of the nodes: agents that started together write what is unchanged one after the other. Pure."""
+"""Staggered refresh: agents that started together rewrite unchanged objects at different times. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 from zlib import crc32
 
-AT_LEAST: Final = 1.0  # seconds: the turn that is beginning now is not the next one
+AT_LEAST: Final = 1.0  # seconds; a shorter wait means that this interval's turn is being served now
 
 
 def next_turn(node: str, now: float, interval: float) -> float:
-    """Return when a node writes the same again: at its own time in each interval.
+    """Return when a node rewrites an unchanged object: at an offset of its own in each interval.
 
-    All agents start together after an update, and again after the API server was away. The same node has the same time.
+    All agents start together after an update, and after an outage of the API server. A node's offset never changes.
     """
     own = crc32(node.encode()) / 2**32 * interval
     wait = interval - (now - own) % interval

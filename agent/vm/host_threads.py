@@ -50,8 +50,9 @@ def count_vhost_threads(reads: SharedReads, own: Container[int]) -> int:
 def pit_threads(reads: SharedReads, vmm: VMM) -> tuple[list[VMThread], str]:
     """Return the kernel's timer thread of a VMM, which has the VMM's namespaced pid in its name.
 
-    Or none, and why it is left alone. VMMs in other namespaces may have the same pid, and not every guest has a timer:
-    so several may match, or another VMM may own the match. Threads older than the VMM are not its own.
+    Returns no thread, with the reason, if the match is not certain. VMMs in other namespaces may have the same
+    pid, and not every guest has a timer thread, so several threads may match, or the match may belong to another
+    VMM. Threads older than the VMM are not its own.
     """
     timers = [thread for thread in reads.kernel_threads if thread.name.startswith(_TIMER)]
     if not any(timer.started >= vmm.started for timer in timers):
@@ -89,7 +90,7 @@ def companion_threads(reads: SharedReads, sandbox_id: str) -> Iterator[VMThread]
 def still_outside(
     reads: SharedReads, known: VMThreads, own: frozenset[int], sandbox_id: str
 ) -> Iterator[VMThread]:
-    """Yield the outside threads of an earlier reading that still exist, and new vhost threads."""
+    """Yield the threads outside of the process that an earlier reading found and that still exist, and new vhost threads."""
     there = [
         thread for thread in known.threads if thread.tid not in own and _is_there(reads, thread, sandbox_id)
     ]

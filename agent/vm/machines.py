@@ -237,7 +237,7 @@ class KernelVirtualMachines:
         sandbox_id = place.key if place.is_sandbox else ""
         machine = self._machines.get(place)
         if machine:
-            # The count first: if a thread starts during the reading, the next poll sees another count.
+            # The count is read first: if a thread starts during the reading, the next poll sees another count.
             known, count = machine.threads, self.count(place)
             if not fully:
                 machine.take(rescan_threads(reads, known, sandbox_id=sandbox_id), count)
@@ -338,7 +338,7 @@ def _read_masks(reads: SharedReads, machine: _CachedMachine, affinities: Affinit
 def _still_there(
     read: Mapping[int, CPUSet], reads: SharedReads, machine: _CachedMachine, inside: frozenset[int]
 ) -> dict[int, CPUSet]:
-    """Return the values of threads that still exist after the read: `inside` are those of its process."""
+    """Return the values of threads that still exist after the read: `inside` are the threads of the machine's process."""
     threads, known = machine.threads, machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]
@@ -370,7 +370,7 @@ class _Turn:
         return Listing(tuple(self._machine.masks))
 
     def move(self, affinities: Affinities, cpu_seconds: Callable[[], float]) -> Moved:
-        """Move the threads, unless the reading just made found each where it is to run; raise Gone.
+        """Move the threads, unless the last reading found each of them on its CPUs; raise Gone.
 
         The first round of a move would read every affinity once more.
         """
@@ -381,7 +381,7 @@ class _Turn:
         return move_threads(self, self.target, affinities, BOUND, cpu_seconds)
 
     def has(self, task: int) -> bool:
-        """Return whether an id is still this thread's; if not, the next round lists all threads again."""
+        """Return whether an id still belongs to this thread; if not, the next round lists all threads again."""
         if is_there(self._reads, self._machine.threads, self._ranked[task][0]):
             return True
         self._machine.settled_at = 0

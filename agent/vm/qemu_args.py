@@ -84,7 +84,7 @@ def read_shape(args: QEMUArgs) -> GuestShape | None:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each relevant option, and the guest's arguments, with the word that follows."""
+    """Yield each relevant option, and the option with the guest's arguments, with its value (the next word)."""
     words = iter(arguments[1:])
     for word in words:
         option = word.removeprefix("-").removeprefix("-")

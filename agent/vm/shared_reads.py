@@ -162,7 +162,7 @@ class SharedReads:
     def _is_outside(self, pid: int) -> bool:
         """Return whether a process is in the node's pid namespace only.
 
-        All of Kata's processes are, and most containers' are not.
+        All of Kata's processes are in that namespace only; most containers' processes are not.
         """
         with suppress(AgentError), opened(self.roots.proc, pid) as process:
             return len(process.ids()) == 1

@@ -90,8 +90,8 @@ class Registry:
     def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
         """Choose CPUs from the container's cores `own` for a request; raise Denied.
 
-        A repeated request gets the same claim. For other cores a process gives back its claim, if it gets them. A
-        request for a pool keeps the process's cores, as the outer of two wrappers did in CMK.
+        A repeated request gets the same claim. A process that requests other cores releases its claim once it gets
+        these. A request for a pool keeps the process's cores, as the outer of two wrappers did in CMK.
         """
         before = self.of(process)
         for claim in before.all if before else ():

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 MODE: Final = 0o666  # containers may run as any user
 BACKLOG: Final = 64  # clients that may wait in connect(2); one process cannot fill the queue for long
 ACCEPT_SECONDS: Final = 0.001  # CPU time for new connections per loop iteration
-REST: Final = 12.0  # times the CPU time of refused connections, so that these cost a thirteenth of a core
+REST: Final = 12.0  # seconds of rest per second of CPU time for refused connections: at most 1/13 of a core
 PAUSE_SECONDS: Final = 0.1  # pause while there is no file descriptor for another connection
 SEND_BUFFER: Final = 8192  # bytes of an unread answer in the kernel, which allocates twice as many
-# Turns that a report of the node counts as: it takes the agent that many times longer.
+# Turns charged for a report of the node, because it takes the agent that many times longer than an answer.
 REPORT_TURNS: Final = 8
 UNKNOWN: Final = Origin("", "")  # origin of processes that exited or are not visible
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
@@ -124,7 +124,7 @@ class Answering(Protocol):
     """Computes the answers."""
 
     def origin_of(self, pid: int) -> Origin:
-        """Return the pod and container that a process's requests are counted for; raise Gone."""
+        """Return the pod and container to which a process's requests are charged; raise Gone."""
         ...
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
@@ -183,7 +183,7 @@ class Server:
                 task.cancel()
 
     async def _accept_some(self, listening: socket.socket) -> bool:
-        """Accept waiting connections; return whether none is left. Pause for the cost of refused ones."""
+        """Accept waiting connections; return whether none is left. Then pause for the cost of refused connections."""
         began = last = time.thread_time()
         refused, is_empty = 0.0, False
         while last - began < ACCEPT_SECONDS:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
-SPARE_LINES: Final = 1000  # lines above twice the valid ones, after which the file is rewritten
+SPARE_LINES: Final = 1000  # the file is rewritten when it exceeds twice its valid lines by this number
 REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
 MOST_RECLAIMED: Final = 256  # reclaimed entries of a node: 16 kB in its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)

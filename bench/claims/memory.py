@@ -1,8 +1,8 @@
 """Resident memory of an agent with 110 pods and their ResourceClaims: `python -m bench.claims.memory`.
 
 Each number of claims is measured in a process of its own, which has all libraries of the agent loaded, prepares the
-claims over the driver's real sockets, runs a container of each pod and reports its own memory. Runtime, cgroups, API
-server and the kubelet's side of the sockets are in that process and count too.
+claims over the driver's real sockets, runs a container of each pod and reports its own memory. Runtime, cgroups, pods of the
+API server and the kubelet's side of the sockets are in that process and count too.
 
 What ten more claims take is larger here than in `python -m bench.claims`, which counts Python's objects alone: the allocator
 keeps what larger passes needed for a moment.

@@ -78,7 +78,7 @@ def _shortened(refusals: Sequence[Answered]) -> str:
 
 
 def _remedy(refusals: Iterable[Answered]) -> str:
-    """Return what to do: a conflict can be overruled unless another refusal remains."""
+    """Return the remedy for refusals: if all are field conflicts, the user can override them with a flag."""
     if any(error.status != CONFLICT for error in refusals):
         return "correct what the API server refuses, and repeat this command"
     if any(MODIFIED in str(error) for error in refusals):

@@ -76,7 +76,7 @@ def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
 def _agent_namespaces(api: Any) -> set[str]:
     """Return the namespaces in which agents write CMK's ConfigMap and reports.
 
-    Without them the agents' objects cannot be distinguished from CMK's.
+    Without the list of namespaces the agents' objects cannot be distinguished from CMK's.
     """
     shown = pages(api, f"/apis/apps/v1/daemonsets?labelSelector={AGENTS.replace('=', '%3D')}")
     return {it["metadata"]["namespace"] for it in shown}

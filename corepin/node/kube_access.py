@@ -31,7 +31,7 @@ PROXIES: Final = ("http://", "https://")
 def cluster_access(context: str | None = None) -> Reach:
     """Return the access of KUBECONFIG, else of this pod, else of ~/.kube/config; raise CommandFailed for none.
 
-    A context is one of a kubeconfig, in a pod too.
+    A given context always selects a kubeconfig, in a pod too.
     """
     if context is None and is_in_a_pod():
         return Access.in_cluster(os.environ)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
-# The webhook's gates too, in one flag for both; the agent reads the first only.
+# One flag for both programs, so it accepts the webhook's gates too; the agent reads only the first gate.
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})
 DESCRIPTION = "Own the CPUs of one node: pin the containers with CPU claims, and verify it in the kernel."
 EPILOG = """\

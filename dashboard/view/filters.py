@@ -18,16 +18,16 @@ class Filter:
 
     @property
     def is_of_owners(self) -> bool:
-        """Return whether it selects containers by namespace, pod or policy."""
+        """Return whether the filter selects containers by namespace, pod or policy."""
         return bool(self.namespace or self.pod or self.policy)
 
     def takes_pod(self, key: str) -> bool:
-        """Return whether it matches a pod, given as namespace/pod."""
+        """Return whether the filter matches a pod, given as namespace/pod."""
         namespace, _, name = key.partition("/")
         return self.namespace in {"", namespace} and self.pod in name
 
     def takes_owner(self, owner: str, *policies: str) -> bool:
-        """Return whether it matches a container with these policies."""
+        """Return whether the filter matches a container with these policies."""
         return self.takes_pod(pod_of(owner)) and self.policy in {"", *policies}
 
     def takes_node(self, name: str) -> bool:

@@ -148,7 +148,8 @@ class _Problem:
     def _extras(self, left: Nodes, groups: int) -> Iterator[tuple[int, Nodes]]:
         """Yield the ways to add the remaining groups to nodes of `left`, widest first, with the change of squares.
 
-        In a set with more nodes than groups only the first ones give, so prefixes are the only candidates.
+        In a set with more nodes than groups only the first nodes give a group, so prefixes are the only
+        candidates.
         """
         able = [place for place, free in enumerate(left) if free >= self.group]
         changes = [self.group * (self.group - 2 * left[place]) for place in able]

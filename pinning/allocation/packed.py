@@ -214,7 +214,7 @@ class _Accumulator:
         """Take all needed CPUs from the lowest cores of a cache, or none.
 
         As in the kubelet, cores are counted by their size even if some CPUs are busy, and at most one surplus CPU
-        is given back for an odd need.
+        is released for an odd need.
         """
         if (cache.mask & self.free).bit_count() < self.need:
             return
@@ -235,7 +235,7 @@ class _Accumulator:
             self.take_whole(by_free(by_size, self.free, self.own) if self.own else by_size)
 
     def take_threads(self) -> None:
-        """Take single CPUs, first of the cores with the fewest free ones."""
+        """Take single CPUs, starting with the cores that have the fewest free CPUs."""
         for unit in self.tables.inner_order(self.free, self.own):
             if (unit.mask & self.free).bit_count() > self.need:
                 self.take_each(by_free(unit.cores, self.free, self.own))

@@ -61,9 +61,9 @@ def place(
 
     `free` are CPUs without an owner; CPUs of `keep`, `held` and `reusable` may be used too. `keep` is a placement under
     the same policies: it grows by the nearest CPUs, shrinks to a packed subset, and gets the nearest replacement for an
-    offline CPU. `held` is a placement under other policies: the container is placed anew, on as many of these CPUs as
-    the new policies allow. `reusable` are an init container's CPUs, used first. `distribute` is the kubelet's node-wide
-    option: it makes the policy `packed` distribute.
+    offline CPU. `held` is a placement under other policies: the container is placed again, on as many of these
+    CPUs as the new policies allow. `reusable` are an init container's CPUs, used first. `distribute` is the
+    kubelet's node-wide option: it makes the policy `packed` distribute.
     """
     if count < 0:
         raise ValueError(f"count {count} must be 0 or more")
@@ -94,7 +94,7 @@ class _Claim:
         return self._settled(_filled(self._picker(), tiers, self.count), reusable)
 
     def moved(self, held: CPUSet) -> Placement:
-        """Place anew, on as many held CPUs as the policies allow."""
+        """Place the container again, on as many held CPUs as the policies allow."""
         tiers = self._fitting(self._tiers(self._pool(), held))
         picker, taken = self._picker(), 0
         for region, count in self._regions(tiers):
@@ -102,7 +102,7 @@ class _Claim:
         return self._settled(taken, held)
 
     def resized(self, keep: CPUSet) -> Placement:
-        """Place with the least change: on a subset of the present CPUs, or on all of them and further ones."""
+        """Place the container with the least change: on a subset of its CPUs, or on all of them and additional ones."""
         kept = self._staying(keep)
         kept, room = self._fitting([kept, self._beside(kept, self._home(kept) & self._pool())])
         if kept.bit_count() >= self.count:
@@ -125,7 +125,7 @@ class _Claim:
         return _filled(picker, self._tiers_beside(own, room & node), min(1, missing), near)
 
     def _tiers_beside(self, own: int, room: int) -> list[int]:
-        """Return the tiers for growing: CPUs of a room that are not its own, isolated cores first."""
+        """Return the tiers for growing: CPUs of a region that the container does not have, isolated cores first."""
         return self._tiers(self._beside(own, room) & ~own, EMPTY)
 
     def _counted(self, cpus: int) -> int:
@@ -184,7 +184,7 @@ class _Claim:
         return [*preferred, isolated, left & ~isolated]
 
     def _preferred(self, first: CPUSet) -> list[int]:
-        """Return the CPUs to prefer: those of `first`, or their cores with the most of them first."""
+        """Return the CPUs to prefer: those of `first`, or their cores, those with most of these CPUs first."""
         if self.smt is SMTPolicy.PREFER:
             return [first.mask]
         touched: defaultdict[int, int] = defaultdict(int)

@@ -28,7 +28,7 @@ EXCLUSIVE_POOLS: Final = (EXCLUSIVE, NON_ISOLCPUS)
 
 # Processes in one report: containers may have 1024 wrappers each, and the API server refuses a ConfigMap above 1 MiB.
 MOST_TASKS: Final = 10_000
-INIT: Final = 1  # pid 1 always exists, and a tool that takes it for a task cannot kill it
+INIT: Final = 1  # pid 1 always exists, and a tool that mistakes it for a task cannot kill it
 Lists = dict[int, dict[str, list[int]]]  # by socket: host pids by the CPU list that they hold
 
 

@@ -86,8 +86,8 @@ def free_of(group: DeviceGroup, topology: Topology, held: CPUSet) -> CPUSet:
 def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str, int]:
     """Return the CPUs to publish of each device: those that claims hold, or could hold.
 
-    CPUs held by claims count as free, because the scheduler subtracts them itself. One core is left out while
-    nothing else remains for the shared set.
+    CPUs held by claims count as free, because the scheduler subtracts them itself. One core is left out if the
+    shared set would otherwise be empty.
     """
     free = {group.device: free_of(group, offer.topology, offer.classic) for group in groups}
     if not offer.common - offer.classic - offer.claimed - union(free.values()):
@@ -100,9 +100,10 @@ def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str
 def slice_devices(offer: Offer) -> list[dict[str, Any]]:
     """Return the devices of the node's ResourceSlice.
 
-    The one with the fewest CPUs left is first, because the scheduler takes the first that fits.
+    The device with the fewest CPUs left is first, because the scheduler takes the first device that fits.
 
-    A device without CPUs is left out: the API server refuses its policy, and without one a request consumes nothing.
+    A device without CPUs is left out: the API server refuses its request policy, and without a policy a request
+    consumes nothing.
     """
     groups = device_groups(offer.topology, offer.usable)
     values = published_cpus(groups, offer)

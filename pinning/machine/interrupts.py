@@ -20,7 +20,7 @@ class Stay(NamedTuple):
     """Quiet CPUs on which one interrupt is allowed by an `irq-policy`."""
 
     may: CPUSet = EMPTY
-    home: CPUSet = EMPTY  # CPUs of `may` on which alone it fires; empty: it may fire on other CPUs too
+    home: CPUSet = EMPTY  # CPUs of `may` to which it is confined; empty: it may fire on other CPUs too
 
     def allowed(self, cpus: CPUSet) -> Stay:
         """Return a copy that allows further CPUs."""
@@ -49,16 +49,16 @@ class Quiet:
 
     @property
     def shut(self) -> CPUSet:
-        """The CPUs on which the interrupt in question must not fire."""
+        """The CPUs on which the current interrupt must not fire."""
         return self.cpus - self.stay.may if self.stay.may else self.cpus
 
     @property
     def home(self) -> CPUSet:
-        """The online CPUs on which alone the interrupt in question fires; empty: it fires elsewhere too."""
+        """The online CPUs to which the current interrupt is confined; empty: it is not confined."""
         return self.stay.home & self.online
 
     def is_kept_by(self, affinity: CPUSet) -> bool:
-        """Return whether an affinity is right for the interrupt in question."""
+        """Return whether an affinity is right for the current interrupt."""
         return affinity.isdisjoint(self.shut) and (not self.home or affinity <= self.home)
 
 

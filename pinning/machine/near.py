@@ -78,7 +78,7 @@ def homes(devices: Iterable[CPUSet]) -> tuple[Home, ...]:
 
 
 def nodes_of(homes: Iterable[Home]) -> CPUSet:
-    """Return the NUMA nodes of homes."""
+    """Return all NUMA nodes of these homes."""
     return union(home.nodes for home in homes)
 
 

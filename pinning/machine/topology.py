@@ -63,7 +63,8 @@ class Topology:
     known_memory_nodes: CPUSet | None = None
     # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
-    # The kernel's distance from each NUMA node to each, itself included; empty if not known. It names no machine.
+    # The kernel's distances between all pairs of NUMA nodes, including each node to itself; empty if not known. It
+    # names no machine.
     distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -320,10 +321,10 @@ def _distances_as_text(distances: Mapping[int, Mapping[int, int]]) -> dict[str, 
 
 
 def distances_of(rows: Mapping[int, str]) -> dict[int, dict[int, int]]:
-    """Return the distances that rows of text say, nodes ascending; none if a row is not whole.
+    """Return the distances in rows of text, nodes ascending; none if a row is incomplete.
 
-    The kernel writes a row with one column for each online node; one that is read while a node goes offline is not
-    whole.
+    The kernel writes a row with one column for each online node; a row that is read while a node goes offline is
+    incomplete.
     """
     nodes = sorted(rows)
     columns = {node: rows[node].split() for node in nodes}

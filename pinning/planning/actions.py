@@ -103,7 +103,7 @@ class _Leavers:
         return _Leavers(_of_others(self.writes, writer), _of_others(self._open, writer))
 
     def are_in(self, ready: set[_Write]) -> bool:
-        """Return whether all are in `ready`, which only grows and has every shrink; each is looked up once."""
+        """Return whether all of these writes are in `ready`, which only grows and has every shrink; each is looked up once."""
         while self._open and self._open[-1] in ready:
             self._open.pop()
         return not self._open
@@ -229,7 +229,7 @@ def _sandbox(
         current=current,
         held=union(assignment.cpus for assignment in had),
         charged=charged if seen.is_awaited else EMPTY,
-        must_wait=True,  # its threads run before any of its containers does
+        must_wait=True,  # the sandbox's threads run before any of its containers
         sandbox=target,
     )
 
@@ -243,7 +243,7 @@ def _is_settled(seen: SeenSandbox, writer: _Writer) -> bool:
 
 
 def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of an owner: leave CPUs of others, get its own, then widen to shared ones."""
+    """Yield the writes of an owner: leave other owners' CPUs, get its own CPUs, then widen to shared CPUs."""
     target, charged, current = writer.target, writer.charged, writer.current
     if not writer.must_wait:
         left = writer.leaves(charged)
@@ -265,7 +265,7 @@ def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
 
 
 def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
-    """Return the CPUs an owner may keep until its grant; an owner that uses pools keeps part of what it held."""
+    """Return the CPUs an owner may keep until its grant; an owner that uses pools keeps only part of its old CPUs."""
     target, current = writer.target, writer.current
     stays = current & (unpinned | target.cpus)
     if target.home and stays.isdisjoint(writer.held):
@@ -292,7 +292,7 @@ def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Writ
 
 
 def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
-    """Yield the writes of a container without own CPUs: first to the CPUs it may keep, then to the whole shared set."""
+    """Yield the cpuset writes of a container without own CPUs: first the CPUs it may keep, then the whole shared set."""
     shared, charged, current = writer.target.others, writer.charged, writer.current
     home = writer.target.home if writer.must_wait else EMPTY
     if not current <= shared:
@@ -326,7 +326,7 @@ def _in_order(writes: list[_Write], refuge: CPUSet) -> list[_Write]:
 
 
 def _link(writes: list[_Write]) -> None:
-    """Make each write wait for the writes that leave the CPUs it needs, and for the previous write of its container."""
+    """Make each write wait for the writes that vacate its CPUs, and for the previous write of its container."""
     leaving: dict[int, list[_Write]] = {}
     later: dict[int, list[_Write]] = {}  # writes that are no shrinks: most plans have few
     left_by: dict[str, int] = {}
@@ -376,7 +376,7 @@ def _untie(blocked: list[_Write], done: list[_Write], ready: set[_Write], refuge
 
 
 def _in_circle(write: _Write, ready: set[_Write]) -> _Write:
-    """Follow the dependencies of a blocked write until one repeats; return that one."""
+    """Follow the dependencies of a blocked write until a write repeats; return that write."""
     seen: set[_Write] = set()
     while write not in seen:
         seen.add(write)

@@ -38,7 +38,7 @@ class Ask(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Return whether its CPUs are a part of its pod's budget."""
+        """Return whether the claim's CPUs are a part of its pod's budget."""
         return self.pod.budget is not None and (self.claim.can_be_slice or self.is_pool)
 
     @property
@@ -72,7 +72,7 @@ def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
     budget = pod.budget
     pool = ledger.pools.get(pod.uid) if budget else None
     if not budget or not pool or not pool.claim.pool or pool.claim is budget.rest:
-        return pod  # mostly the last: the pool of the ledger is the one of this budget
+        return pod  # usually the last test decides: the pool in the ledger is the one of this budget
     users = budget.staying(pool.claim.pool.users)
     if not users:
         return pod
@@ -97,9 +97,9 @@ def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable
 
 
 def _cut(pod: SeenPod, budget: Budget, kept: Sequence[Claim], ledger: Ledger) -> Iterator[tuple[Claim, int]]:
-    """Yield the claims of a pod whose slices ask for more than its budget, or to which an earlier agent gave others.
+    """Yield the claims of a pod whose slices request more than its budget, or that has slices of an earlier agent.
 
-    Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent gave them some: `kept`.
+    Containers whose CPU limit a LimitRange filled in have slices only if an earlier agent assigned them: `kept`.
     """
     slices = [*budget.slices, *kept]
     slices.sort(key=lambda claim: pod.start_order.index(claim.container))
@@ -116,9 +116,9 @@ def _cut(pod: SeenPod, budget: Budget, kept: Sequence[Claim], ledger: Ledger) ->
 
 
 def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | None]) -> list[int]:
-    """Return the CPUs of each slice, together no more than the budget: those that it holds first.
+    """Return the number of CPUs of each slice, together no more than the budget; CPUs that slices already hold come first.
 
-    While a pod and its containers are resized one after the other, they may ask for more.
+    While a pod and its containers are resized one after the other, the slices may request more.
     """
     counts, left = [], budget
     for claim, holds in zip(lasting, held, strict=True):
@@ -147,8 +147,8 @@ class Refusals:
     def _blocks(self, ask: Ask) -> bool:
         """Return whether the containers of a refused claim may not start.
 
-        A pod that has slices or runs got its CPUs before it had a pool, for example from an earlier agent: containers
-        of its pool that start again are not held back.
+        A pod that has slices or runs got its CPUs before it had a pool, for example from an earlier agent:
+        restarting containers of its pool are not held back.
         """
         if not ask.claim.must_fit or self._draft.ledger.of(ask.owner):
             return False
@@ -158,7 +158,7 @@ class Refusals:
         return not has_slices and not self._runs(ask)
 
     def _runs(self, ask: Ask) -> bool:
-        """Return whether the container of a claim runs, or one that is to run in the pool and has no CPUs of its own."""
+        """Return whether the container of a claim runs or, for a pool, one of its containers without CPUs of its own."""
         users = ask.claim.pool.users if ask.claim.pool else ()
         owners = [ask.owner._replace(container=user.container) for user in users] or [ask.owner]
         ledger, running = self._draft.ledger, self._draft.observed.running

@@ -1,8 +1,8 @@
 """The quiet CPUs of a node, and the CPUs that each interrupt may use in addition. Pure.
 
-Globs come from users. An interrupt that matches one keeps its bits of the container's CPUs and gets no
-further ones, so that no container can draw another's interrupts to its CPUs. The interrupts of a container's
-own devices fire on its CPUs alone.
+Globs come from users. An interrupt that matches a glob keeps the container's CPUs that it already has and gets no
+others, so that no container can attract another's interrupts. The interrupts of a container's own devices fire on
+its CPUs alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Keep(NamedTuple):
     globs: tuple[str, ...] = ()
     devices: tuple[
         Device, ...
-    ] = ()  # devices whose interrupts fire on these CPUs; one without an address has none
+    ] = ()  # devices whose interrupts fire on these CPUs; a device without an address has none
     without: str = ""  # why no devices are known, though their interrupts must stay; empty: they are known
 
 
@@ -78,8 +78,8 @@ def _device_users(pool: PodPool) -> tuple[str, ...]:
 class Matches(NamedTuple):
     """The interrupts that each glob matches: a bit for each, because every glob of a node may match thousands."""
 
-    numbers: tuple[str, ...]  # of interrupts with a name
-    bits: Mapping[str, int]  # by glob
+    numbers: tuple[str, ...]  # numbers of the interrupts that have a name
+    bits: Mapping[str, int]  # by glob: a bit for each of `numbers`
 
     def of(self, globs: Iterable[str]) -> set[str]:
         """Return the numbers of the interrupts that one of the globs matches."""
@@ -88,7 +88,7 @@ class Matches(NamedTuple):
 
 
 def match_globs(keeps: Iterable[Keep], names: Mapping[str, str]) -> Matches:
-    """Compare the globs of all containers with the names of interrupts; a glob of many containers is compared once.
+    """Match the globs of all containers against the names of interrupts; a glob of many containers is matched once.
 
     `names` are those of the interrupts' actions by number, several by spaces: a glob matches all of them, or one.
     """
@@ -113,7 +113,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
 def stays_of(
     keeps: Iterable[Keep], matches: Matches, devices: Mapping[str, Collection[str]]
 ) -> dict[str, Stay]:
-    """Return the CPUs on which interrupts may stay by number, without those that leave all quiet CPUs.
+    """Return the CPUs on which interrupts may stay, by number; interrupts that leave all quiet CPUs are left out.
 
     `devices` are the interrupts of a device by its address.
     """

@@ -1,7 +1,7 @@
 """Ledger recovery without a usable checkpoint: CPUs from cgroups, policies from pods. Pure.
 
-Only unambiguous assignments are recovered; the planner assigns the rest anew. A container whose claim was refused is
-recognized by its cpuset, which is that of the unpinned containers.
+Only unambiguous assignments are recovered; the planner makes the others again. A container whose claim was refused
+is recognized by its cpuset, which equals that of the unpinned containers.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _mates(candidate: Assignment, signs: _Signs) -> Iterator[SeenContainer]:
 
 
 def _first(ledger: Ledger, candidates: Iterator[Assignment], sets: NodeSets) -> Ledger:
-    """Return the ledger with the first of these assignments that it has room for."""
+    """Return the ledger with the first of these assignments that fits."""
     for candidate in candidates:
         if grown := _with(ledger, candidate, sets):
             return grown

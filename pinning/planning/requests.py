@@ -37,7 +37,7 @@ class Overcommit(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the requests exceed the set."""
+        """Return whether the CPU requests exceed the size of the set."""
         return self.requested > self.there
 
 
@@ -62,7 +62,7 @@ def totals(pod: Pod) -> dict[str, str]:
 
 
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
-    """Return how much of the pod's request its containers hold; one container's surplus does not fill another's gap."""
+    """Return how much of the pod's request its containers hold; a surplus of one container does not fill a deficit of another."""
     return rounded_up_fraction(
         in_effect(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
     )

@@ -52,7 +52,7 @@ def follow(mask: CPUSet, before: Parts, after: Parts, *, was_away: bool = False)
 
     A task stays in its part: on the whole part if it had all of it, else on the CPUs that are left of its mask. A
     task that left home (`was_away`, if the mask no longer shows it) is not moved back. Tasks that may run on all
-    CPUs go home when the container gets two parts; afterwards their application decides.
+    CPUs move to the home part when the container gets two parts; afterwards the application decides.
     """
     if not after.home:
         return after.cpus if _had_all(mask, before) else (mask & after.cpus) or after.cpus

@@ -120,7 +120,7 @@ class PolicyAnnotations:
             yield Cause(crane.field, message, flaw=("overruled", crane.value, pod.value))
 
     def noise_of(self, containers: Iterable[str]) -> NoisePolicy | None:
-        """Return the policy of CPUs that several containers use: quiet if one of these is."""
+        """Return the noise policy of CPUs that several containers share: quiet if one of the containers is quiet."""
         if not (self.noise.pod or self.noise.containers):
             return None
         words = {it.value for name in containers if (it := self.noise.of(name))}
@@ -133,7 +133,7 @@ class PolicyAnnotations:
         return merged(it.value for name in containers if (it := self.irq.of(name)))
 
     def irq_devices_of(self, containers: Iterable[str]) -> tuple[str, ...]:
-        """Return which of these containers keep the interrupts of their devices."""
+        """Return the containers whose device interrupts stay on their CPUs by annotation."""
         return tuple([name for name in containers if IrqWord.DEVICES in self.irq_of([name])])
 
     def memory_of(self, container: str) -> NUMAMemory | None:
@@ -154,7 +154,7 @@ class PolicyAnnotations:
 
     @property
     def states_placement(self) -> bool:
-        """Return whether an annotation may say which CPUs containers get, and not only how many."""
+        """Return whether an annotation may decide which CPUs containers get, not only how many."""
         return not _PLACEMENT.isdisjoint(self.keys)
 
     @property

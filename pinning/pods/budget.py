@@ -69,7 +69,7 @@ class PodPool(_Purpose):
 
     @property
     def shared_users(self) -> tuple[str, ...]:
-        """Names of the containers to report if the pool is empty: that run as long as the pod, in the shared set."""
+        """Names of the containers to report if the pool is empty: they run as long as the pod, in the shared set."""
         return () if self.may_have_others else self.lasting
 
     @property
@@ -93,7 +93,7 @@ def _states_cpu(pod: Pod) -> bool:
 
 
 def budget_of(pod: Pod) -> int | None:
-    """Return the CPUs of a pod's budget, as the kubelet has allocated them; None if the pod-level CPU is no budget.
+    """Return the CPUs of a pod's budget, as the kubelet has allocated them; None if the pod-level CPU is not a budget.
 
     It is a budget if the limit is a whole number >= 1 and equal to the request.
     """
@@ -105,7 +105,7 @@ def budget_of(pod: Pod) -> int | None:
 
 
 def _fixed_cpu(pod: Pod) -> Fraction | None:
-    """Return the pod-level CPU if limit and request are equal; None if not. Two equal texts are read once."""
+    """Return the pod-level CPU if limit and request are equal; None if not. If both texts are equal, they are parsed once."""
     resources = (pod.get("spec") or {}).get("resources") or {}
     limit = (resources.get("limits") or {}).get("cpu")
     if limit is not None and limit == (resources.get("requests") or {}).get("cpu") and is_quantity(limit):
@@ -117,8 +117,9 @@ def _fixed_cpu(pod: Pod) -> Fraction | None:
 def filled_in(pod: Pod) -> frozenset[str]:
     """Return the containers whose CPU limit a LimitRange filled in, by the annotations of API server and webhook.
 
-    The first reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for init container b". If a
-    webhook adds containers, the API server runs the plugin again, which writes the annotation for these alone.
+    The API server's annotation reads "LimitRanger plugin set: cpu, memory request for container a; cpu limit for
+    init container b". If a webhook adds containers, the API server runs the plugin again, which rewrites the
+    annotation with only these containers.
     """
     text = ((pod.get("metadata") or {}).get("annotations") or {}).get(LIMIT_RANGER)
     if not text:
@@ -148,7 +149,7 @@ def filled_in_annotation(containers: Collection[str]) -> str:
 
 
 def no_budget(pod: Pod) -> Iterator[Cause]:
-    """Warn that the pod-level CPU of a pod is no budget, so that containers without CPUs of their own run in the shared set."""
+    """Warn that the pod-level CPU of a pod is not a budget, so that containers without CPUs of their own run in the shared set."""
     amounts = pod_amounts(pod)
     limit, request = (_shown(kind, pod) for kind in ("limits", "requests"))
     if amounts and "cpu" in amounts.limits and amounts.limits["cpu"] > MOST_CPUS:

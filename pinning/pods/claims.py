@@ -111,7 +111,7 @@ class Claim:
 
     @property
     def loses_quota(self) -> bool:
-        """Return whether its pod's annotations unset its CFS quota, whatever the node's default."""
+        """Return whether the pod's annotations unset the container's CFS quota, whatever the node's default."""
         return self.quota is QuotaPolicy.UNSET or (self.shared_cpus and self.quota is None)
 
 
@@ -216,7 +216,7 @@ class PodClaims:
 
     @property
     def pool_cpus(self) -> int | None:
-        """Return the count of the pool's claim without computing the budget; None if it has none."""
+        """Return the number of CPUs in the pod's pool, without computing the budget; None without a budget."""
         return left_of(self.pod_level.cpus, self.claims) if self.pod_level else None
 
     @property

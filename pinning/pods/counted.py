@@ -79,9 +79,9 @@ class CoreCounts:
                 self._together[part.smt] += _cores(part, threads)
 
     def uncounted(self, claim: Claim) -> str:
-        """Return a message if the scheduler counts fewer cores than a claim takes; else an empty text.
+        """Return a message if the scheduler counts fewer cores than a claim takes; else an empty string.
 
-        A part of the budget is counted too if the pod requests enough for all of them together.
+        A part of a budget also counts as counted if the pod requests enough for all parts together.
         """
         smt = claim.smt
         if smt not in RESOURCES or not claim.count:

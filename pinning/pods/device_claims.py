@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member, Role
     from pinning.pods.types import Pod
 
-MOST_CLAIMS: Final = 32  # claims read of a pod, and of one container
+MOST_CLAIMS: Final = 32  # most claims that are read of a pod, and of one container
 
 
 class NamedRequest(NamedTuple):

@@ -1,6 +1,6 @@
 """Values of `irq-policy`: which interrupts stay on the CPUs of a quiet container. Pure.
 
-It is the only policy whose value is a text of the user's, so that its length, its parts and its characters are bounded.
+It is the only policy with a free-form value, so its length, number of parts and characters are limited.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _EXPECTED: Final = (
 
 
 class IrqPolicy(str):
-    """A valid value; raise ValueError for another, as an enumeration does."""
+    """A validated value of `irq-policy`; the constructor raises ValueError for an invalid one, as an enumeration does."""
 
     __slots__ = ()
 
     def __new__(cls, text: str) -> IrqPolicy:
-        """Check a text."""
+        """Validate the text of the annotation."""
         if irq_flaw(text):
             raise ValueError
         return super().__new__(cls, text)
@@ -41,7 +41,7 @@ class IrqPolicy(str):
 
 
 def irq_flaw(text: str) -> str:
-    """Return the error in a value, with the remedy; empty if it is valid."""
+    """Return the error in a value of `irq-policy`, with the remedy; empty if it is valid."""
     if len(text) > LONGEST:
         return f"has {len(text)} characters, and at most {LONGEST} are read: use globs such as {_EXAMPLE}"
     parts = _parts(text)

@@ -64,9 +64,9 @@ def near_counts(rooms: Mapping[str, int]) -> dict[str, int]:
     """Return the CPUs that are free beside the free devices of each resource, by the name of the resource that counts them.
 
     Without such a number the scheduler places no pod that requests it, and a restarting kubelet ignores the request.
-    Names come from the kubelet alone, because a pod may request any number of them. Of more than MOST_NEAR resources
-    only the first ones by name are counted, because the size of a Node, and the number of resources that admission
-    policies read, are limited.
+    Names come from the kubelet alone, because a pod may request any number of them. If there are more than
+    MOST_NEAR resources, only the first ones by name are counted, because the size of a Node and the number of
+    resources that admission policies read are limited.
     """
     found: dict[str, int] = {}
     for resource, room in sorted(rooms.items()):

@@ -24,7 +24,7 @@ REMOVE: Final = f"remove {SHARED_CPUS}"
 
 
 def machine_of(pod: Pod, *, is_launcher: bool) -> str:
-    """Return why a pod's threads are in a virtual machine; empty if they are in none."""
+    """Return why a pod's threads are in a virtual machine; empty if they are not."""
     if is_launcher:
         return LAUNCHER
     return KATA if is_vm_handler((pod.get("spec") or {}).get("runtimeClassName") or "") else ""

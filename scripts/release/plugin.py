@@ -102,7 +102,7 @@ def manifest(version: str, archives: Mapping[str, Path], place: str) -> str:
 
 
 def unused() -> tuple[str, ...]:
-    """Return what no program imports: names of distributions, and path patterns below site-packages."""
+    """Return the unused dependencies: names of distributions, and path patterns below site-packages."""
     lines = UNUSED.read_text(encoding="utf-8").splitlines()
     return tuple(line.split()[0] for line in lines if not line.startswith("#"))
 

@@ -2,7 +2,7 @@
 
 Every decision is HTTP 200, including refusals and answers about objects that cannot be decoded, because any other
 status falls under the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for callers
-that are no API server, 500 for bugs of corepin.
+other than API servers, 500 for bugs of corepin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Request bodies in bounded memory; large ones are decided one at a time.
 
-A body that arrives in one piece, as most do, is passed on as it is. Another one first reserves its declared length.
-Its socket is not read until there is room, so that the kernel's flow control slows the sender.
+A body that arrives in one piece, as most do, is passed on as it is. A body in several pieces first reserves its
+declared length. Its socket is not read until there is room, so that the kernel's flow control slows the sender.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def warning_texts(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
 def name_of(request: Request) -> str:
     """Return the name of the object, or its generateName."""
     if request.name:
-        return request.name  # found without another pass over the object
+        return request.name  # known from the envelope, without a search in the object
     prefix = generate_name(request)
     return f"{prefix}..." if prefix else ""
 
@@ -204,7 +204,7 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
-    """Warn only: a refusal of a pod shows in an event, a refusal of the workload would stop an apply."""
+    """Only warn: a refused pod shows up in an event, but a refused workload would make `kubectl apply` fail."""
     path = TEMPLATES[_kind(request)]
     template = read_template(request.object, path, OBJECT)
     crowd = _crowded(template)

@@ -18,7 +18,7 @@ MIB: Final = 2**20
 CHECK_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 0.25  # wait for the first byte of a body, and between two pieces of it
 SLOWEST: Final = 20 * MIB  # bytes per second below which a body is evicted; 170 Mbit/s
-# Wait of a request without a timeout: the timeoutSeconds of corepin's registrations.
+# Wait of a request without a timeout: the timeoutSeconds of corepin's webhook configurations.
 WAIT_SECONDS: Final = 2.0
 MOST_WAITING: Final = 64  # bodies that wait; the buffers of each connection take up to 0.5 MB
 

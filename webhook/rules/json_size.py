@@ -33,7 +33,7 @@ class Size:
         return Size(self.values + other.values, self.commas + other.commas, self.letters + other.letters)
 
     def fits(self, most: Size) -> bool:
-        """Return whether no figure exceeds that of `most`."""
+        """Return whether none of the three counts exceeds the one in `most`."""
         return self.values <= most.values and self.commas <= most.commas and self.letters <= most.letters
 
 

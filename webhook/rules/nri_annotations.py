@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from webhook.config.mutations import Fragment
     from webhook.config.settings import Settings
 
-# The webhook keeps a pod's own values of these.
+# If the pod already has one of these annotations, the webhook keeps its value.
 NRI_ANNOTATIONS: Final = frozenset({GUARDED, REQUIRED_PLUGINS})
 _GUARDED: Final = {GUARDED: GUARDED_VALUE}
 _REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}

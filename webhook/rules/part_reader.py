@@ -1,7 +1,7 @@
 """Decoder for the part of an object that rules read, robust against the size, depth and defects of the rest.
 
 A usual object is decoded at once, as msgspec skips all other members. Of a large one the part is first cut out as
-bytes and measured, so that everything else, mostly `managedFields` and `status`, only costs the skip.
+bytes and measured, so that all other members, mostly `managedFields` and `status`, are only skipped.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Gathering:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with the time since which its client or the webhook owes the next bytes."""
+    """A connection with the time since which its client or the webhook has to send the next bytes."""
 
     def __init__(
         self, rules: ConnectionRules, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop

@@ -26,7 +26,7 @@ STEP_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Time limits. Go clients keep idle connections for 90 s: ours must live longer, or requests are lost."""
+    """Time limits. Go clients keep idle connections for 90 s; the server must keep them longer, or requests are lost."""
 
     handshake_seconds: float = 5.0
     request_seconds: float = 10.0  # from the first byte of a request to the last one of its answer

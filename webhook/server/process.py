@@ -173,7 +173,7 @@ def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
     async def main() -> None:
         service = Service(options, build)
         gc.collect()
-        gc.freeze()  # loaded modules stay: collections need not traverse them again
+        gc.freeze()  # loaded modules are never freed, so garbage collections need not traverse them again
         await service.serve()
 
     disable_created_metrics()  # type: ignore[no-untyped-call] # unused, and a third of the exposition

@@ -12,7 +12,7 @@ from agent.nri.wire.errors import ProtocolError
 PLUGIN: Final = 1  # the runtime calls the plugin
 RUNTIME: Final = 2  # the plugin calls the runtime
 PAYLOAD_LIMIT: Final = ttrpc.HEADER.size + ttrpc.BODY_LIMIT
-FIRST_BYTES: Final = 4096  # what ttrpc's reader in Go asks for first; it fails on a longer frame
+FIRST_BYTES: Final = 4096  # size of the first read of ttrpc in Go, which fails on a longer frame
 _HEADER: Final = struct.Struct(">II")
 
 
