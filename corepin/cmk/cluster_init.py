@@ -61,8 +61,8 @@ DESCRIPTION = "Install corepin as Intel CMK ran: taint, static pools, injection,
 OBSOLETE: Final = {
     "--cmk-cmd-list": "the agent of each node does what these commands did",
     "--cafile": "the webhook's certificate is issued and rotated by itself",
-    "--insecure": "API servers reach the webhook with its own certificate, and it knows no other callers",
-    "--conf-dir": "the agent of each node keeps what was in it",
+    "--insecure": "only API servers call the webhook, and they verify its certificate",
+    "--conf-dir": "the agent of each node stores the data of that directory",
 }
 POLICIES: Final = ("IfNotPresent", "Always", "Never")
 _CMK_IMAGE: Final = re.compile(r"(.*/)?cmk([:@].*)?")
@@ -87,7 +87,9 @@ def add_parser(verbs: Any) -> None:
     force = "with --apply: take over fields that other managers set, as kubectl's flag does"
     parser.add_argument("--force-conflicts", action="store_true", help=force)
     add_pool_flags(parser)
-    text = "the group of these nodes, which the numbers are for (default: of the numbers, where it needs one)"
+    text = (
+        "group of these nodes, to which the numbers apply (default: named after the numbers, if nodes differ)"
+    )
     parser.add_argument("--cpu-group", metavar="NAME", default="", help=text)
     _add_install_flags(parser)
     add_obsolete(parser, "--cmk-cmd-list", "--cafile", "--conf-dir")
@@ -100,9 +102,9 @@ def _add_install_flags(parser: argparse.ArgumentParser) -> None:
     taint = parser.add_mutually_exclusive_group()
     text = "do not taint the nodes with cmk=true:NoSchedule"
     taint.add_argument("--no-taint", dest="taint", action="store_const", const=False, help=text)
-    text = "taint them again, where they are installed without"
+    text = "taint the nodes, even if they were installed with --no-taint"
     taint.add_argument("--taint", dest="taint", action="store_const", const=True, help=text)
-    parser.add_argument("--cmk-img", metavar="IMAGE", help="the image of corepin, where yours is")
+    parser.add_argument("--cmk-img", metavar="IMAGE", help="the image of corepin in your registry")
     parser.add_argument(
         "--cmk-img-pol",
         metavar="POLICY",
@@ -119,7 +121,7 @@ def _add_install_flags(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         metavar="NAME",
         default=AGENT_NAMESPACE,
-        help=f"of the agents, and of nothing else (default: {AGENT_NAMESPACE})",
+        help=f"namespace of the agents, with nothing else in it (default: {AGENT_NAMESPACE})",
     )
 
 
@@ -221,7 +223,7 @@ def read_wanted(args: argparse.Namespace) -> Wanted:
         reserved=reserved_cpus(args.reserved_cpus),
     )
     if args.cpu_group and not is_group(args.cpu_group):
-        problem = f"--cpu-group: {args.cpu_group[:60]!r} is no name of a group"
+        problem = f"--cpu-group: {args.cpu_group[:60]!r} is not a valid group name"
         raise CommandFailed(f"{problem}: write up to 63 letters, digits, -, _ and dots, for example big")
     if numbers.non_isolcpus:
         note("--excl-non-isolcpus: CMK read core numbers, corepin CPU numbers; each CPU stands for its core")
@@ -239,7 +241,7 @@ def _image(text: str) -> str:
         raise CommandFailed(f"{problem}: name yours of corepin, for example registry.example/corepin:0.1.0")
     if text.split() != ([text] if text else []):
         raise CommandFailed(
-            f"--cmk-img: {text[:60]!r} is no image: write for example registry.example/corepin:0.1.0"
+            f"--cmk-img: {text[:60]!r} is not an image: write for example registry.example/corepin:0.1.0"
         )
     return text
 
@@ -253,6 +255,6 @@ def _pull_policy(text: str) -> str:
 def _directory(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/") or text.strip("/") == "" or not text.isprintable():
         raise CommandFailed(
-            f"--install-dir: {text[:60]!r} is no directory of a host: write for example /opt/bin"
+            f"--install-dir: {text[:60]!r} is not a host directory: write for example /opt/bin"
         )
     return text.rstrip("/")

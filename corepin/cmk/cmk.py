@@ -23,7 +23,7 @@ ELSEWHERE: Final = {
     "webhook": "`corepin webhook` is the webhook, and `corepin cmk cluster-init` installs it",
     "reconfigure": "change the numbers with `corepin cmk cluster-init --apply`, and restart the agents",
     "reconfigure_setup": "change the numbers with `corepin cmk cluster-init --apply`, and restart the agents",
-    "reaffinitize": "the agents move what runs by themselves",
+    "reaffinitize": "the agents move running containers by themselves",
 }
 
 

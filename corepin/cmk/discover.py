@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import argparse
 
 OBSOLETE: Final = {
-    "--namespace": "what is looked at is on the nodes",
-    "--conf-dir": "the agent of each node keeps what was in it",
+    "--namespace": "label, taint and resources belong to nodes, which have no namespace",
+    "--conf-dir": "the agent of each node stores the data of that directory",
 }
-DESCRIPTION = "Show what the agents say of their nodes: CMK's label, taint and resources. Nothing is written."
+DESCRIPTION = (
+    "Show what the agents report about their nodes: CMK's label, taint and resources. Nothing is written."
+)
 EPILOG = """\
 The agents write all of it, and restore it if another program changes it. Exit code: 0 everything is there,
 1 something is missing, 2 the cluster could not be asked.

@@ -19,7 +19,7 @@ NODE_VARIABLE: Final = "NODE_NAME"  # environment variable in CMK's pods with th
 
 
 def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = True) -> None:
-    """Accept flags of CMK without effect; `value`: each takes a value."""
+    """Add flags of CMK that are accepted without effect; `value`: each takes a value."""
     for flag in flags:
         if value:
             parser.add_argument(flag, metavar="...", help=HELP_OBSOLETE)
@@ -42,7 +42,7 @@ def note(text: str) -> None:
 def name(flag: str, text: str) -> str:
     """Return a Kubernetes name; raise CommandFailed for anything else."""
     if not _NAME.fullmatch(text):
-        problem = f"{flag}: {text[:60]!r} is no name of Kubernetes"
+        problem = f"{flag}: {text[:60]!r} is not a valid Kubernetes name"
         raise CommandFailed(f"{problem}: write lower-case letters, digits, - and dots, for example node-1")
     return text
 
@@ -55,7 +55,7 @@ def node_name(given: str | None) -> str | None:
 def cores(flag: str, text: str) -> int:
     """Return the number of physical cores that a flag has; raise CommandFailed."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 5):
-        raise CommandFailed(f"{flag}: {text[:60]!r} is no number of cores: write for example 4")
+        raise CommandFailed(f"{flag}: {text[:60]!r} is not a number of cores: write for example 4")
     return int(text)
 
 

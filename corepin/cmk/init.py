@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
 
 OBSOLETE: Final = {
-    "--conf-dir": "the agent of each node keeps what was in it",
+    "--conf-dir": "the agent of each node stores the data of that directory",
     "--socket-id": "CMK itself read and ignored it",
     "--namespace": "nothing is written",
 }
@@ -50,9 +50,7 @@ def add_parser(verbs: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="look, and write nothing: the only way it works"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print, and write nothing: always in effect")
     parser.add_argument(
         "--topology",
         metavar="FILE|DIR",

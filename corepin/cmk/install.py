@@ -68,7 +68,7 @@ def install(order: Order, *, force: bool) -> str:
     """Apply everything, then label the nodes; return the account of injected pods.
 
     First check the agents' namespace, the nodes' CPUs and by a dry run every object, and print the changes. The
-    namespace gets our label only if it is created here or has it already.
+    namespace gets corepin's label only if this command creates it, or if it has the label already.
     """
     query = f"fieldManager={MANAGER}{'&force=true' if force else ''}"
     with kube_client() as api:
@@ -87,12 +87,12 @@ def install(order: Order, *, force: bool) -> str:
             write_out(f"node {node}: {', '.join(_word(*it) for it in labels.items())}\n")
     if work.has_new_numbers:
         restart = f"kubectl -n {order.namespace} rollout restart daemonset/corepin-agent"
-        note(f"agents that run take other numbers when they start: {restart}")
+        note(f"running agents use the new numbers after a restart: {restart}")
     return work.choices.account or ""
 
 
 def _marked(documents: list[Object], found: Found, namespace: str) -> list[Object]:
-    """Return the objects with our label on the namespace if it did not exist or has the label."""
+    """Return the objects, with corepin's label on the namespace if it did not exist or has the label."""
     is_ours = not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE
     return marked(documents, namespace) if is_ours else documents
 
@@ -169,9 +169,7 @@ def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = Fa
     for host in hosts:
         if host not in found:
             close = get_close_matches(host, found, n=1)
-            remedy = (
-                f"did you mean {close[0]}?" if close else "`kubectl get nodes` shows those that are there"
-            )
+            remedy = f"did you mean {close[0]}?" if close else "`kubectl get nodes` lists the nodes"
             raise CommandFailed(f"--host-list: there is no node {host!r}: {remedy}")
     chosen = tuple(hosts) or tuple(sorted(host for host, node in found.items() if _takes_pods(node)))
     if not chosen:

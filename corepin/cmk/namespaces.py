@@ -64,7 +64,7 @@ def namespace(text: str) -> str:
 def namespace_name(text: str) -> str:
     """Return a namespace; raise CommandFailed if it is not a DNS label."""
     if not _LABEL.fullmatch(text):
-        problem = f"--namespace: {text[:60]!r} is no name of a namespace"
+        problem = f"--namespace: {text[:60]!r} is not a valid namespace name"
         raise CommandFailed(f"{problem}: write up to 63 lower-case letters, digits and -, for example agents")
     return text
 
@@ -125,7 +125,7 @@ def first_of_others(api: Any, name: str) -> str:
 
 
 def create(api: Any, name: str) -> None:
-    """Create the namespace with our label; raise CommandFailed if it exists by now.
+    """Create the namespace with corepin's label; raise CommandFailed if another client has created it since.
 
     Apply would put the label on a namespace that another client has created since the check.
     """
@@ -138,7 +138,7 @@ def create(api: Any, name: str) -> None:
     except Answered as error:
         if error.status != CONFLICT:
             raise
-        problem = f"--namespace: {name!r} was created by another client in this moment"
+        problem = f"--namespace: {name!r} was created by another client at the same moment"
         raise CommandFailed(f"{problem}: repeat this command") from error
 
 

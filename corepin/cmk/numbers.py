@@ -121,7 +121,7 @@ def read_key(keys: Mapping[str, str], key: str) -> Config:
         ) from problem
     content = documents[0] if documents else {}
     if len(documents) > 1 or not isinstance(content, dict | None):
-        raise CommandFailed(f"{CONFIG_MAP}: {key}: this is no configuration of an agent: correct it")
+        raise CommandFailed(f"{CONFIG_MAP}: {key}: this is not a configuration of an agent: correct it")
     return content or {}
 
 
@@ -154,7 +154,7 @@ def _group_for(keys: dict[str, str], group: str, numbers: Numbers) -> str:
 
 
 def _is_free(keys: Mapping[str, str], name: str, config: Config) -> bool:
-    """Return whether a group of this name has no key, or one with the same configuration."""
+    """Return whether a group of this name has no key, or a key with the same configuration."""
     if key_of(name) not in keys:
         return True
     try:

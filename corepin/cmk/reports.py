@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from corepin.cmk.view import View
 
 Verbs = "argparse._SubParsersAction[argparse.ArgumentParser]"
-OBSOLETE: Final = {"--conf-dir": "the agent of the node keeps what was in it"}
+OBSOLETE: Final = {"--conf-dir": "the agent of the node stores the data of that directory"}
 TEXTS: Final = {
     "describe": ("show the pools of a node and who holds their CPUs", "As CMK's `describe`: JSON."),
     "node-report": (

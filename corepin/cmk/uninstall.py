@@ -69,7 +69,7 @@ def add_parser(verbs: Any) -> None:
         "uninstall", help="remove corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
     )
     add_host_flags(parser)
-    parser.add_argument("--apply", action="store_true", help="do it, and wait for it")
+    parser.add_argument("--apply", action="store_true", help="remove the agents, and wait until it is done")
     place = f"namespace of the agents (default: {AGENT_NAMESPACE})"
     parser.add_argument("--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
     add_obsolete(parser, *OBSOLETE)
@@ -132,7 +132,7 @@ def reset_pod(daemon_set: Object, node: str) -> Object:
         "namespace": daemon_set["metadata"]["namespace"],
         "labels": {"app.kubernetes.io/name": "corepin", "app.kubernetes.io/component": "reset"},
     }
-    # On failure it starts again, until the terminating agent has released its lock.
+    # The reset pod restarts on failure, until the terminating agent has released its lock.
     spec |= {"nodeName": node, "restartPolicy": "OnFailure"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -176,7 +176,7 @@ def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
         _wait(api, f"{folder}/{pod['metadata']['name']}", node)
         for path in _left(namespace, node):
             _delete(api, path)
-        # Not earlier, because the pod that resets the node has to read the label.
+        # The label is removed last, because the reset pod has to read it.
         label(api, node, {CPU_GROUP_LABEL: None})
         write_out(f"node {node}: uninstalled\n")
 

@@ -119,7 +119,7 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
         return View(node, _numbered(pools), machine, reclaimed, dropped)
     except (*DAMAGED, BadYAML) as error:
         problem = (
-            f"node {node}: what its agent wrote is of another version of corepin, or damaged ({error!r})"
+            f"node {node}: the data of its agent is from another version of corepin, or damaged ({error!r})"
         )
         raise CommandFailed(f"{problem}: use the same version") from error
 

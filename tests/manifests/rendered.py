@@ -11,37 +11,13 @@ from typing import Any
 
 import yaml
 
+from scripts.chart_values import BASE, OVERLAYS
 from tests.environments.server.start import require_servers
 
 ROOT = Path("manifests")
-INSTALLS = (
-    "base",
-    "hardened",
-    "cert-manager",
-    "own-certificate",
-    "cmk",
-    "observe",
-    "node-watch",
-    "nri",
-    "vm-probe",
-    "quiet",
-    "quiet-power",
-    "priority-quota",
-    "counted",
-    "guard",
-    "dashboard",
-    "numa-scheduling",
-    "near-cpus",
-    "dra",
-    "near-dra",
-    "dra-cpu-class",
-    "claim-limits",
-)  # overlays that install the whole of corepin
-ROTATING = (
-    *("base", "hardened", "cmk", "observe", "node-watch", "nri", "vm-probe", "quiet", "quiet-power"),
-    *("priority-quota", "counted", "guard", "dashboard", "numa-scheduling", "near-cpus"),
-    *("dra", "near-dra", "dra-cpu-class", "claim-limits"),
-)
+# Overlays that install the whole of corepin; the base comes first.
+INSTALLS = (BASE, *sorted(OVERLAYS - {BASE, "monitoring"}))
+ROTATING = tuple(name for name in INSTALLS if name not in {"cert-manager", "own-certificate"})
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 Object = dict[str, Any]
 

@@ -45,7 +45,7 @@ def test_rotation_works_with_the_rights_that_it_has(installed: Installed) -> Non
 
 
 def test_what_the_rotation_writes_is_its_own(installed: Installed) -> None:
-    """The rotation is the manager of caBundle, so that no other client's apply takes it away."""
+    """The rotation is the field manager of caBundle, so that no other client's apply removes it."""
     assert rotate(installed.api, installed.rotation.token).returncode == 0
     shown = ("get", "mutatingwebhookconfiguration", "zz-corepin", "-o", "json", "--show-managed-fields")
     managers = json.loads(installed.api.kubectl(*shown).stdout)["metadata"]["managedFields"]
@@ -121,11 +121,11 @@ def test_the_rotation_changes_nothing_else(
         operations.append({"op": "replace", "path": "/webhooks/1/name", "value": "x.corepin.io"})
         operations[0] = {**operation, "path": "/webhooks/1"}
     answer = installed.rotation.patch(f"{ADMISSION}/{kind}/zz-corepin", operations, JSON_PATCH)
-    assert_refused(answer, "corepin-certs", "only caBundle may change")
+    assert_refused(answer, "corepin-certs", "only caBundle of a webhook configuration may change")
 
 
 def test_the_rotation_changes_no_other_policy_of_mutation(installed: Installed) -> None:
     """The reinvocationPolicy of mutating webhooks cannot be changed either."""
     operation = {"op": "replace", "path": "/webhooks/0/reinvocationPolicy", "value": "Never"}
     answer = installed.rotation.patch(f"{ADMISSION}/{KINDS[0]}/zz-corepin", [operation], JSON_PATCH)
-    assert_refused(answer, "corepin-certs", "only caBundle may change")
+    assert_refused(answer, "corepin-certs", "only caBundle of a webhook configuration may change")

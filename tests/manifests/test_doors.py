@@ -140,7 +140,7 @@ def test_the_agent_applies_nothing_else_to_its_pods(metadata: dict[str, Any], in
         answer = installed.agent.patch(path, {"metadata": metadata})
     else:
         answer = installed.agent.send("PATCH", path + FORCED, applied(path, **metadata), APPLY)
-    assert_refused(answer, "corepin-agent-pods", "of a pod only the annotation")
+    assert_refused(answer, "corepin-agent-pods", "only the annotation")
 
 
 def test_the_agent_applies_its_own_status(installed: Installed) -> None:

@@ -143,9 +143,7 @@ def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed:
         "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), STATUS: "{}"}},
     }
     for sent in (body, both):
-        assert_refused(
-            installed.agent.patch(path, sent), "corepin-agent-pods", "of a pod only the annotation"
-        )
+        assert_refused(installed.agent.patch(path, sent), "corepin-agent-pods", "only the annotation")
 
 
 @pytest.mark.parametrize("node", [HERE_NODE, THERE_NODE, None])
@@ -162,7 +160,9 @@ def test_agent_writes_no_pod_of_others(node: str | None, installed: Installed) -
     path = installed.fresh_pod("target", node)
     assert_refused_by_any(installed.agent.patch(path, FORGED))
     note = {"metadata": {"annotations": {"other": "1"}}}
-    assert_refused(installed.agent.patch(path, note), "corepin-agent-pods", "not of the node of this token")
+    assert_refused(
+        installed.agent.patch(path, note), "corepin-agent-pods", "does not run on the node of this token"
+    )
 
 
 NODE_CHANGES = {
@@ -229,16 +229,16 @@ def test_agent_writes_one_config_map(installed: Installed) -> None:
     others = (f"cmk-config-{THERE_NODE}", "corepin-agent")
     for name in others:
         assert_refused(
-            installed.agent.patch(f"{MAPS}/{name}", body), "corepin-agent-others", "only cmk-config-NODE"
+            installed.agent.patch(f"{MAPS}/{name}", body), "corepin-agent-others", "is cmk-config-NODE of"
         )
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "cmk-config-"}}
     assert_refused(
-        installed.agent.send("POST", MAPS, document), "corepin-agent-others", "only cmk-config-NODE"
+        installed.agent.send("POST", MAPS, document), "corepin-agent-others", "is cmk-config-NODE of"
     )
     assert_refused(
         installed.unbound_agent.patch(f"{MAPS}/cmk-config-{HERE_NODE}", body),
         "corepin-agent-others",
-        "token of a node",
+        "bound to a node",
     )
 
 

@@ -73,7 +73,9 @@ def test_the_agent_writes_only_topology_and_pools_on_its_node(key: str, installe
     """On its node the agent may write no annotations but topology and pools."""
     body = {"metadata": {"annotations": {key: "x"}}}
     assert_refused(
-        installed.agent.patch(HERE, body), "corepin-agent-nodes", "annotations only these may change"
+        installed.agent.patch(HERE, body),
+        "corepin-agent-nodes",
+        "only these annotations of a node may change",
     )
 
 
@@ -101,7 +103,7 @@ def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> N
     changed = EVENTS_OF_OTHERS[what]
     metadata = {**event()["metadata"], "name": "hostile", **changed.get("metadata", {})}
     answer = installed.agent.send("POST", EVENTS, {**event(), **changed, "metadata": metadata})
-    assert_refused(answer, "corepin-agent-others", "an event is about a pod")
+    assert_refused(answer, "corepin-agent-others", "an event must be about a pod")
     document = event(metadata={"name": "changed", "namespace": DEMO})
     installed.admin.send("DELETE", f"{EVENTS}/changed")
     assert installed.agent.send("POST", EVENTS, document).is_success
@@ -139,7 +141,7 @@ def test_the_newer_api_of_events_is_no_way_around(both_apis: str, installed: Ins
     }
     while "cannot create" in (answer := installed.agent.send("POST", both_apis, document)).text:
         pass  # repeated until the API server has seen the right
-    assert_refused(answer, "corepin-agent-others", "an event is about a pod")
+    assert_refused(answer, "corepin-agent-others", "an event must be about a pod")
 
 
 @pytest.mark.parametrize("what", ["finalizer", "label", "owner", "long message", "a node", "related"])
@@ -162,7 +164,7 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
     folder = f"/api/v1/namespaces/{SYSTEM}/events"
     answer = installed.rotation.send("POST", folder, {**document, **changed, "metadata": metadata})
     if what != "long message":  # the API server itself refuses a long message in an event with a time
-        assert_refused(answer, "corepin-certs-others", "an event is about a Secret")
+        assert_refused(answer, "corepin-certs-others", "an event must be about a Secret")
     assert not answer.is_success
     document["metadata"] = {"generateName": "x-", "namespace": SYSTEM}
     assert installed.rotation.send("POST", folder, document).is_success
@@ -195,12 +197,16 @@ def test_the_agent_gives_nobody_more_fields_of_its_node(operation: str, installe
     assert installed.admin.send("PATCH", where, mine, kind).is_success
     fields = given_more(owned(installed, HERE), manager)
     answer = installed.agent.patch(HERE, {"metadata": {"managedFields": fields}})
-    assert_refused(answer, "corepin-agent-nodes", "other managers of fields gain none")
+    assert_refused(
+        answer, "corepin-agent-nodes", "managedFields entries of other managers must not gain fields"
+    )
     invented = [{**field, "manager": "invented"} for field in fields if field["manager"] == manager]
     answer = installed.agent.patch(
         HERE, {"metadata": {"managedFields": [*owned(installed, HERE), *invented]}}
     )
-    assert_refused(answer, "corepin-agent-nodes", "other managers of fields gain none")
+    assert_refused(
+        answer, "corepin-agent-nodes", "managedFields entries of other managers must not gain fields"
+    )
     gone = {"metadata": {"labels": {"mine": None}}}
     assert installed.admin.patch(HERE, gone).is_success
 
@@ -210,7 +216,9 @@ def test_the_agent_writes_as_no_other_manager(installed: Installed) -> None:
     path = installed.fresh_pod("target")
     body = {"metadata": {"annotations": {STATUS: "{}"}}}
     answer = installed.agent.patch(f"{path}?fieldManager=kubectl-client-side-apply", body)
-    assert_refused(answer, "corepin-agent-pods", "other managers of fields gain none")
+    assert_refused(
+        answer, "corepin-agent-pods", "managedFields entries of other managers must not gain fields"
+    )
 
 
 def test_the_agent_attributes_no_field_of_a_pod_to_others(installed: Installed) -> None:
@@ -220,7 +228,9 @@ def test_the_agent_attributes_no_field_of_a_pod_to_others(installed: Installed) 
     assert installed.admin.patch(f"{path}?fieldManager=somebody", note).is_success
     fields = given_more(owned(installed, path), "somebody")
     answer = installed.agent.patch(path, {"metadata": {"managedFields": fields}})
-    assert_refused(answer, "corepin-agent-pods", "other managers of fields gain none")
+    assert_refused(
+        answer, "corepin-agent-pods", "managedFields entries of other managers must not gain fields"
+    )
 
 
 def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> None:
@@ -272,7 +282,7 @@ def test_the_rotation_attributes_no_field_to_others(installed: Installed) -> Non
         first["fieldsV1"]["f:metadata"]["f:labels"] = {"f:x": {}}
         step = {"op": "replace", "path": "/metadata/managedFields", "value": fields}
         answer = installed.rotation.patch(path, [step], JSON_PATCH)
-        assert_refused(answer, policy, "other managers of fields gain none")
+        assert_refused(answer, policy, "managedFields entries of other managers must not gain fields")
 
 
 # Conditions and taints of the node.
@@ -323,7 +333,9 @@ def test_the_rotations_secret_is_neither_collected_nor_copied(
 ) -> None:
     """The rotation may not set owners, which would delete the Secret, nor annotations that copy it."""
     answer = installed.rotation.patch(SECRET, body)
-    assert_refused(answer, "corepin-certs-others", "of its Secret only data and annotations")
+    assert_refused(
+        answer, "corepin-certs-others", "only data and annotations certs.corepin.io/* of the Secret"
+    )
     mine = {"metadata": {"annotations": {"certs.corepin.io/managed": "true"}}, "data": {"x": "eA=="}}
     assert installed.rotation.patch(SECRET, mine).is_success
     gone = {"metadata": {"annotations": {"certs.corepin.io/managed": None}}, "data": {"x": None}}

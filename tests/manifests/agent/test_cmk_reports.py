@@ -130,7 +130,7 @@ def test_no_agent_writes_another_nodes_report(who: str, reporting: Installed) ->
         caller.send("POST", REPORTS, report("somebody")),
         reporting.unbound_agent.send("POST", REPORTS, report(HERE_NODE)),
     ):
-        assert_refused(answer, POLICY, "only that of the token's node")
+        assert_refused(answer, POLICY, "only the report of the token's node")
     assert reporting.other_agent.patch(path, {"spec": {"report": {}}}).is_success
 
 
@@ -147,10 +147,10 @@ def test_no_agent_writes_another_nodes_report(who: str, reporting: Installed) ->
 def test_an_agent_changes_the_spec_alone(metadata: dict[str, Any], reporting: Installed) -> None:
     """An agent may change only the report's spec, also when it creates one."""
     path = fresh(reporting)
-    assert_refused(reporting.agent.patch(path, {"metadata": metadata}), POLICY, "only its spec")
+    assert_refused(reporting.agent.patch(path, {"metadata": metadata}), POLICY, "only the spec")
     reporting.admin.send("DELETE", path)
     made = reporting.agent.send("POST", REPORTS, report(HERE_NODE, **metadata))
-    assert_refused(made, POLICY, "only its spec")
+    assert_refused(made, POLICY, "only the spec")
 
 
 def test_an_agent_deletes_no_report(reporting: Installed) -> None:
@@ -171,7 +171,7 @@ def test_an_agent_gives_others_no_fields(reporting: Installed) -> None:
         "fieldsV1": {"f:spec": {"f:report": {}}},
     }
     answer = reporting.agent.patch(path, {"metadata": {"managedFields": [entry]}})
-    assert_refused(answer, POLICY, "other managers of fields gain none")
+    assert_refused(answer, POLICY, "managedFields entries of other managers must not gain fields")
 
 
 def test_people_write_reports_as_ever(reporting: Installed) -> None:

@@ -76,7 +76,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(installed: Installed, tmp_path: Path) -> Iterator[Cluster]:
-    """Return the cluster, which is as before afterwards."""
+    """Return the cluster, and restore it afterwards."""
     cluster = Cluster(installed, tmp_path)
     cluster.write(small="reserved: 0", broken="reserved: [")
     yield cluster
@@ -104,7 +104,7 @@ def answered(port: int, path: str) -> tuple[int, str]:
     return response.status_code, response.text
 
 
-def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> None:
+async def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> None:
     """A node starts with the key of its group; while the key is missing its agent is alive and not ready.
 
     The key that comes ends the wait, without a restart; a key that cannot be read hurts neither.
@@ -113,27 +113,22 @@ def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> No
     cluster.label(HERE_NODE, "small")
     cluster.label(THERE_NODE, "big")
 
-    async def act() -> None:
-        here = await started_with(cluster.agent(HERE_NODE, installed.agent), cluster.files())
-        assert (here.group, here.config.reserved) == ("small", CPUSet([0]))
-        there = cluster.agent(THERE_NODE, installed.other_agent, port=port)
-        assert (await reset_with(there, cluster.files())).config == DEFAULT
-        starting = asyncio.create_task(started_with(there, cluster.files()))
-        await eventually(lambda: cluster.condition(THERE_NODE)["reason"] == "NoGroupConfiguration")
-        assert "has no key config.big.yaml" in cluster.condition(THERE_NODE)["message"]
-        assert await asyncio.to_thread(answered, port, "/healthz") == (200, "ok\n")
-        status, why = await asyncio.to_thread(answered, port, "/readyz")
-        assert status == 503
-        assert why.startswith(
-            f"waiting: label {GROUP}=big, but the agents' ConfigMap has no key config.big.yaml"
-        )
-        assert not starting.done()
-        await asyncio.to_thread(cluster.write, big="reserved: 0-1")
-        found = await asyncio.wait_for(starting, SECONDS)
-        assert (found.group, found.config.reserved) == ("big", CPUSet([0, 1]))
-        assert await asyncio.to_thread(answered, port, "/healthz") == (0, "")
-
-    asyncio.run(act())
+    here = await started_with(cluster.agent(HERE_NODE, installed.agent), cluster.files())
+    assert (here.group, here.config.reserved) == ("small", CPUSet([0]))
+    there = cluster.agent(THERE_NODE, installed.other_agent, port=port)
+    assert (await reset_with(there, cluster.files())).config == DEFAULT
+    starting = asyncio.create_task(started_with(there, cluster.files()))
+    await eventually(lambda: cluster.condition(THERE_NODE)["reason"] == "NoGroupConfiguration")
+    assert "has no key config.big.yaml" in cluster.condition(THERE_NODE)["message"]
+    assert await asyncio.to_thread(answered, port, "/healthz") == (200, "ok\n")
+    status, why = await asyncio.to_thread(answered, port, "/readyz")
+    assert status == 503
+    assert why.startswith(f"waiting: label {GROUP}=big, but the agents' ConfigMap has no key config.big.yaml")
+    assert not starting.done()
+    await asyncio.to_thread(cluster.write, big="reserved: 0-1")
+    found = await asyncio.wait_for(starting, SECONDS)
+    assert (found.group, found.config.reserved) == ("big", CPUSet([0, 1]))
+    assert await asyncio.to_thread(answered, port, "/healthz") == (0, "")
 
 
 def test_a_waiting_agent_is_alive_and_ends_on_sigterm(cluster: Cluster, tmp_path: Path) -> None:
@@ -178,22 +173,19 @@ def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
             assert asyncio.run(started_with(config, cluster.files())).group == (label or "")
 
 
-def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
+async def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
     """A changed label is a condition of the node until it is changed back."""
     cluster.label(HERE_NODE, "small")
 
-    async def act() -> None:
-        api = cluster.installed.agent_api()
-        report = NodeReport(api, HERE_NODE, source(), interval_seconds=0.05)
-        await report.publish(state_of(node=HERE_NODE))
-        await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "GroupChanged")
-        assert "is now small, but the agent runs with config.yaml" in cluster.condition(HERE_NODE)["message"]
-        await asyncio.to_thread(cluster.label, HERE_NODE, None)
-        await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "NotDegraded")
-        await report.reset()
-        await api.close()
-
-    asyncio.run(act())
+    api = cluster.installed.agent_api()
+    report = NodeReport(api, HERE_NODE, source(), interval_seconds=0.05)
+    await report.publish(state_of(node=HERE_NODE))
+    await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "GroupChanged")
+    assert "is now small, but the agent runs with config.yaml" in cluster.condition(HERE_NODE)["message"]
+    await asyncio.to_thread(cluster.label, HERE_NODE, None)
+    await eventually(lambda: cluster.condition(HERE_NODE)["reason"] == "NotDegraded")
+    await report.reset()
+    await api.close()
 
 
 def test_the_agents_account_gets_no_right_by_groups(cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod
 def topologies(installed: Installed) -> Iterator[Installed]:
     """Return a cluster with the component, whose policy acts."""
     installed.api.kubectl("apply", "--server-side", "-f", str(CRD))
-    installed.api.kubectl("wait", "--for=condition=Established", "-f", str(CRD))
+    installed.api.kubectl("wait", "--for=condition=Established", "--timeout=180s", "-f", str(CRD))
     ours = [it for it in objects("numa-scheduling") if it["metadata"]["name"] == "corepin-agent-topologies"]
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": ours})
     installed.api.kubectl("apply", "-f", "-", input=listed)
@@ -100,12 +100,15 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": HERE_NODE, "uid": "u"}
         pytest.param(HERE_NODE, {"finalizers": ["x.example/y"]}, "attributes and zones", id="held back"),
         pytest.param(HERE_NODE, {"annotations": {"x": "y"}}, "attributes and zones", id="annotated"),
         pytest.param(
-            HERE_NODE, {"ownerReferences": [{**OWNER, "name": THERE_NODE}]}, "owned by its node", id="owned"
+            HERE_NODE,
+            {"ownerReferences": [{**OWNER, "name": THERE_NODE}]},
+            "no owner except its node",
+            id="owned",
         ),
         pytest.param(
             HERE_NODE,
             {"ownerReferences": [{**OWNER, "blockOwnerDeletion": True}]},
-            "owned by its node",
+            "no owner except its node",
             id="holds its node back",
         ),
     ],

@@ -93,6 +93,7 @@ def handler_of(installed: Installed) -> Handler:
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": ACCOUNT}}
     text = "\n---\n".join(json.dumps({**rbac, **document}) for document in documents)
     installed.api.kubectl("apply", "-f", "-", input=text)
+    installed.api.until_may_list(f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}", "nodes")
     token = installed.api.kubectl("-n", NAMESPACE, "create", "token", ACCOUNT).stdout.strip()
     return Handler(Caller(installed.client, token, {"User-Agent": "virt-handler"}))
 
