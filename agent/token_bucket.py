@@ -1,4 +1,7 @@
-"""Token bucket: the one rate limit for events about a pod, answers of `cmk.sock`, explained refusals and calls to the kubelet. Pure."""
+"""Token bucket: the agent's one rate limit. Pure.
+
+It limits events about a pod, answers of `cmk.sock`, explained refusals, calls to the kubelet and reads of claims.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ class TokenBucket:
     seconds: float
     full_at: float = 0.0  # time at which the bucket is full again
 
-    def wait(self, now: float, burst: int | None = None) -> float:
-        """Return the seconds until a token is free, 0 or less if one is; `burst` overrides the size of the bucket."""
-        return self.full_at - now - ((burst or self.burst) - 1) * self.seconds - _ROUNDING
+    def wait(self, now: float, burst: int | None = None, turns: int = 1) -> float:
+        """Return the seconds until tokens for `turns` are free, 0 or less if they are; `burst` overrides the bucket's size."""
+        return self.full_at - now - ((burst or self.burst) - turns) * self.seconds - _ROUNDING
 
-    def spend(self, now: float) -> None:
-        """Charge one turn, whether it fits or not."""
-        self.full_at = max(self.full_at, now) + self.seconds
+    def spend(self, now: float, turns: int = 1) -> None:
+        """Charge turns, whether they fit or not."""
+        self.full_at = max(self.full_at, now) + turns * self.seconds
 
-    def take(self, now: float) -> bool:
-        """Charge one turn if it may begin now; return whether it may."""
-        if self.wait(now) > 0:
+    def take(self, now: float, turns: int = 1) -> bool:
+        """Charge turns if they may begin now; return whether they may."""
+        if self.wait(now, turns=turns) > 0:
             return False
-        self.spend(now)
+        self.spend(now, turns)
         return True

@@ -31,7 +31,7 @@ class ClusterFacts(NamedTuple):
 
 
 class ClaimFacts(NamedTuple):
-    """Facts of claims; `absent_folders` are host folders that the driver needs and does not find."""
+    """Facts of claims; `absent_folders` are host folders that the driver needs but that do not exist."""
 
     is_wanted: bool = False  # the agent is configured as driver of ResourceClaims
     absent_folders: tuple[str, ...] = ()
@@ -47,16 +47,18 @@ NOT_WANTED: Final = ClaimFacts()
 def claim_checks(facts: ClaimFacts, *, has_room: bool | None, observes: bool) -> Iterator[Check]:
     """Yield the findings on claims; none if the agent is not their driver.
 
-    `has_room` says whether other containers leave cores to claims; None: not known.
+    `has_room`: cores are free for claims beside other containers; None: not known.
     """
     if not facts.is_wanted:
         return
     if observes:
-        yield ok("claims", "none are served, because corepin only observes here")
+        yield ok("claims", "no claims are served, because corepin only observes here")
         return
     yield from _of_host(facts)
     if facts.cluster is None:
-        yield unknown("claims", f"what the API server knows is not known ({facts.silence})", REACH)
+        yield unknown(
+            "claims", f"the resources that the API server serves are not known ({facts.silence})", REACH
+        )
     else:
         yield from _of_cluster(facts.cluster, has_room=has_room)
 
@@ -68,17 +70,17 @@ def _of_host(facts: ClaimFacts) -> Iterator[Check]:
         remedy = "see `claims are not served` in the agent's log; the agent tries again by itself"
         yield finding("claims", "the driver does not listen for the kubelet", remedy)
     if facts.cdi_folder:
-        message = f"CDI folder {facts.cdi_folder} cannot be written, so that no claim can be prepared"
+        message = f"CDI folder {facts.cdi_folder} cannot be written, so no claim can be prepared"
         yield finding("claims", message, "mount it writable, and name it with --cdi-dir")
 
 
 def _of_cluster(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Check]:
     if not cluster.has_group:
-        message = "the API server knows no resource.k8s.io/v1, so that nothing is published"
-        yield finding("claims", message, "take the component dra away, or use Kubernetes 1.36 or later")
+        message = "the API server does not serve resource.k8s.io/v1, so no CPUs are published"
+        yield finding("claims", message, "remove the component dra, or use Kubernetes 1.36 or later")
         return
     if cluster.kubelet and _version(cluster.kubelet) < OLDEST_KUBELET:
-        message = f"kubelet {cluster.kubelet} takes no driver of this version"
+        message = f"kubelet {cluster.kubelet} accepts no driver of this version"
         yield finding("claims", message, "use a kubelet of Kubernetes 1.36 or later on this node")
     yield from _of_drivers(cluster, has_room=has_room)
     yield from _of_classes(cluster)
@@ -87,16 +89,14 @@ def _of_cluster(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Che
 def _of_drivers(cluster: ClusterFacts, *, has_room: bool | None) -> Iterator[Check]:
     others = sorted(cluster.drivers.keys() - {DRA_DRIVER})
     if others:
-        message = f"driver {others[0]} offers the CPUs of this node too, so that corepin publishes none"
+        message = f"driver {others[0]} offers the CPUs of this node too, so corepin publishes none"
         yield finding("claims", message, "uninstall one of the two drivers on this node")
     elif DRA_DRIVER in cluster.drivers:
         count = cluster.drivers[DRA_DRIVER]
         yield ok("claims", f"the scheduler sees {count} CPUs of this node, including those that claims hold")
     elif has_room is False:
-        message = (
-            "no CPUs of this node are published, because containers without claims leave no core to them"
-        )
-        yield ok("claims", message, "claims get the cores of those that end")
+        message = "no CPUs of this node are published, because containers without claims hold every core"
+        yield ok("claims", message, "claims get the cores of containers that end")
     elif has_room is None:
         message = "no CPUs of this node are published: every core is held, or a feature gate is off"
         yield unknown("claims", message, f"start the agent, which knows what is held; {_PUBLISHES_NONE}")

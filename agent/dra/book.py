@@ -2,7 +2,7 @@
 
 Whether a claim is prepared is kept in the checkpoint's ledger, because the kubelet calls Prepare once for a claim and
 does not repeat it after a restart of the kubelet or the agent. This module only adds the claims whose Prepare is not
-answered yet, and those that were given back since the last pass.
+answered yet, and the claims that were unprepared since the last pass.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from agent.dra.read_limit import BURST_BYTES, BYTES_A_SECOND
 from agent.dra.refusals import Cause, RefusedPrepare
 from apiserver.errors import APIError
 from pinning.contract import DRA_CAPACITY
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 WAIT_SECONDS: Final = 40.0
 # Claims that are read within this time are placed by one pass, because each pass plans the whole node.
 GATHER_SECONDS: Final = 0.02
-# Limit of reading a claim that is prepared, and whose pod is still there: it cannot have been allocated anew.
+# Limit of reading a claim that is already prepared; after it the known CPUs are used, because a claim cannot be
+# reallocated while a pod for which it is reserved exists.
 READ_SECONDS: Final = 5.0
 
 
@@ -65,7 +67,7 @@ class ClaimBook:
         return self._asked
 
     def begin(self, known: Collection[str]) -> frozenset[str]:
-        """Begin a pass: return the claims that were given back.
+        """Begin a pass: return the claims that were unprepared.
 
         Claims that neither the ledger nor a pod names any more are forgotten.
         """
@@ -84,14 +86,14 @@ class ClaimBook:
         self._passed = asyncio.Event()
 
     def release(self, uid: str) -> None:
-        """Give the CPUs of a claim back in the next pass."""
+        """Release the CPUs of a claim in the next pass."""
         self._released.add(uid)
         self.request_pass()
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim if no device of it is ours, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or why it is not prepared."""
         if not is_uid(uid):
-            return RefusedPrepare(Cause.INVALID, f"claim {namespace}/{name}: {uid[:64]!r} is no uid")
+            return RefusedPrepare(Cause.INVALID, f"claim {namespace}/{name}: {uid[:64]!r} is not a uid")
         is_read = False
         try:
             async with asyncio.timeout(self._wait_seconds):
@@ -103,7 +105,7 @@ class ClaimBook:
                 is_read = True
                 return await self._granted(claim)
         except TimeoutError:
-            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, SILENT)
+            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, self._unread(namespace))
             return RefusedPrepare(cause, f"claim {namespace}/{name}: {why}")
 
     def _late(self, uid: str) -> tuple[Cause, str]:
@@ -111,19 +113,23 @@ class ClaimBook:
         why = self._waiting.get(uid)
         return (Cause.NO_ROOM, why) if why else (Cause.NOT_READY, NOT_PASSED)
 
+    def _unread(self, namespace: str) -> str:
+        """Return why a claim is not read at the timeout."""
+        return LIMITED if self._reader.limit.wait(namespace) > 0 else SILENT
+
     def prepared(self, uid: str) -> ClaimGrant | None:
-        """Return the CPUs of a prepared claim; None if it has none, or is being given back."""
+        """Return the CPUs of a prepared claim; None if it has none, or is being unprepared."""
         grant = (self.grants or {}).get(uid)
         is_valid = uid not in self._released and uid not in self._stale_until
         return grant if grant and grant.is_prepared and is_valid else None
 
     def served(self, uid: str) -> ClaimGrant | None:
-        """Return the CPUs of a claim that containers may have: a prepared one, or one given back while they run."""
+        """Return the CPUs of a claim that is prepared, or was unprepared while its containers still run."""
         kept = (self.grants or {}).get(uid) if uid in self._in_use else None
         return self.prepared(uid) or kept
 
     def _granted_for(self, claim: DeviceClaim) -> ClaimGrant | None:
-        """Return the CPUs of a prepared claim, None also if they are of another allocation."""
+        """Return the CPUs of a prepared claim; None if it is not prepared, or if they belong to another allocation."""
         grant = self.prepared(claim.uid)
         return grant if grant and grant.claim.parts == claim.parts else None
 
@@ -135,7 +141,8 @@ class ClaimBook:
                 with self._reading():
                     claim = await self._read(namespace, uid, name)
         except TimeoutError:
-            return self._held(uid) or RefusedPrepare(Cause.UNREADABLE, f"claim {namespace}/{name}: {SILENT}")
+            why = f"claim {namespace}/{name}: {self._unread(namespace)}"
+            return self._held(uid) or RefusedPrepare(Cause.UNREADABLE, why)
         is_unreadable = isinstance(claim, RefusedPrepare) and claim.cause is Cause.UNREADABLE
         return self._held(uid) or claim if is_unreadable else claim
 
@@ -148,7 +155,7 @@ class ClaimBook:
         """Return an allocated claim, or why it is not prepared."""
         what = f"claim {namespace}/{name}"
         try:
-            claim = await self._reader.read(namespace, name)
+            claim = await self._reader.read_limited(namespace, name)
         except APIError as error:
             return RefusedPrepare(Cause.UNREADABLE, f"{what} cannot be read: {error}")
         if claim is None:
@@ -156,7 +163,7 @@ class ClaimBook:
         if isinstance(claim, BadClaim):
             return RefusedPrepare(Cause.INVALID, f"{what}: {claim.message}")
         if claim.uid != uid:
-            why = f"{what} was made anew, with another uid than the pod's: delete the pod"
+            why = f"{what} was recreated with another uid than the pod names: delete the pod"
             return RefusedPrepare(Cause.GONE, why)
         return claim
 
@@ -172,7 +179,7 @@ class ClaimBook:
                 if grant := self._granted_for(claim):
                     return grant
                 await self._passed.wait()
-        return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was given back in the meantime")
+        return RefusedPrepare(Cause.GIVEN_BACK, f"claim {claim.full_name} was unprepared in the meantime")
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -209,9 +216,10 @@ class ClaimBook:
                 del self._callers[claim.uid], self._asked[claim.uid]
 
     async def unprepare(self, uid: str) -> str:
-        """Give the CPUs of a claim back; return why that is not saved yet, empty if it is, or if it holds none.
+        """Release the CPUs of a claim; return why that is not saved yet, empty if it is, or if the claim holds none.
 
-        It is also empty if containers still run on them: the kubelet must go on, and a later pass releases them.
+        The reason is also empty if containers still run on the CPUs: the kubelet must continue, and a later pass
+        releases them.
         """
         self._released.add(uid)
         self._in_use -= {uid}
@@ -221,11 +229,15 @@ class ClaimBook:
                 while self.grants is None or (uid in self.grants and uid not in self._in_use):
                     await self._passed.wait()
         except TimeoutError:
-            return "the CPUs of the claim are not given back yet: see the log of corepin's agent"
+            return "the CPUs of the claim are not released yet: see the log of corepin's agent"
         return ""
 
 
 SILENT: Final = "the API server does not answer"
+LIMITED: Final = (
+    f"claims of its namespace are read at {BYTES_A_SECOND // 2**10} KiB a second after the first {BURST_BYTES // 2**20} MiB,"
+    " and others before it: have smaller claims, or fewer pods with claims start at once"
+)
 NOT_PASSED: Final = (
     f"no CPUs of {DRA_CAPACITY} yet, because corepin's agent does not know all pods and containers of this node: see its"
     " log"

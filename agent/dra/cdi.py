@@ -107,7 +107,7 @@ class CDIFiles:
     def _read(self, path: Path) -> bytes:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(f"{path} is no regular file")
+                raise OSError(f"{path} is not a regular file")
             return file.read(_MOST_BYTES)
 
     def _flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of the driver of ResourceClaims; an agent that is no driver does not have them."""
+"""Metrics of the driver of ResourceClaims; an agent that is not a driver does not have them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClaimMetrics:
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}  # time at which a claim was first seen without room for it, by uid
-        text = "Time of one Prepare of a ResourceClaim, with those that are refused."
+        text = "Duration of preparing one ResourceClaim, refused ones included."
         self._seconds = Histogram(
             "corepin_agent_claim_prepare_seconds", text, registry=registry, buckets=SECONDS
         )
@@ -45,7 +45,7 @@ class ClaimMetrics:
             self._refused.labels(cause)
         text = "ResourceClaims that hold CPUs."
         self._held = Gauge("corepin_agent_resource_claims", text, registry=registry)
-        text = "ResourceClaims of this node for which there is no room yet."
+        text = "ResourceClaims of this node that wait for free CPUs."
         self._waiting = Gauge("corepin_agent_resource_claims_waiting", text, registry=registry)
         text = "For how long the oldest of the ResourceClaims without room has waited; 0: there is none."
         longest = Gauge("corepin_agent_resource_claims_longest_wait_seconds", text, registry=registry)

@@ -41,15 +41,15 @@ class Book(Protocol):
     """Answers the kubelet's Prepare and Unprepare calls."""
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim if no device of it is ours, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or why it is not prepared."""
         ...
 
     def served(self, uid: str) -> ClaimGrant | None:
-        """Return the CPUs of a claim that containers may have: a prepared one, or one given back while they run."""
+        """Return the CPUs of a claim that is prepared, or was unprepared while its containers still run."""
         ...
 
     async def unprepare(self, uid: str) -> str:
-        """Take a claim back; return why that is not done yet, empty if it is, or if containers still run on its CPUs."""
+        """Unprepare a claim; return why that is not done yet, empty if it is done, or if containers still run on its CPUs."""
         ...
 
 
@@ -123,7 +123,7 @@ class KubeletPlugin:
             self.registered()
         elif status.error != self._trouble:
             facts = {"reason": status.error, "remedy": "claims need a kubelet of Kubernetes 1.36 or later"}
-            logger.error("the kubelet does not take the driver", extra={"facts": facts})
+            logger.error("the kubelet refuses the driver", extra={"facts": facts})
             self._trouble = status.error
         return registration.RegistrationStatusResponse()
 
@@ -173,10 +173,10 @@ class KubeletPlugin:
         )
 
     async def keep_files(self, grants: Iterable[ClaimGrant]) -> None:
-        """Write the files of prepared claims that another program deleted or changed, and delete all others of ours.
+        """Restore the files of prepared claims that another program deleted or changed, and delete corepin's other files.
 
-        The kubelet prepares a claim once, so that without its file no container of it could be restarted. A claim may have
-        been released since the kubelet gave it back. Raise OSError.
+        The kubelet prepares a claim once, so without its file no container of the claim could be restarted. A
+        claim may have been released after it was unprepared. Raise OSError.
         """
         prepared = tuple(grants)
         for grant in await asyncio.to_thread(self._files.wrong, prepared):
@@ -188,14 +188,14 @@ class KubeletPlugin:
 
     def _write_again(self, grant: ClaimGrant) -> None:
         if self._files.write(grant):
-            facts = {"claim": grant.claim.full_name, "reason": "it was missing, or not as it was written"}
+            facts = {"claim": grant.claim.full_name, "reason": "it was missing, or had been changed"}
             logger.warning("CDI file written again", extra={"facts": facts})
 
     async def _on_file(self, uid: str, work: Callable[[], object]) -> None:
         """Write or delete the file of a claim, one call after the other; raise OSError.
 
-        A call that the kubelet cancels still runs to its end before the next call for this claim begins; otherwise a
-        late write could restore the file of a claim that was given back.
+        A call that the kubelet cancels still runs to its end before the next call for this claim begins; otherwise
+        a late write could restore the file of an unprepared claim.
         """
         task = asyncio.create_task(_after(self._writing.get(uid), work))
         self._writing[uid] = task
@@ -237,14 +237,14 @@ class KubeletPlugin:
             return error
         if grant := self._book.served(claim.uid):
             facts = {"claim": grant.claim.full_name, "kept": str(grant.footprint)}
-            logger.warning("claim given back while it is used", extra={"facts": facts})
+            logger.warning("claim unprepared while in use", extra={"facts": facts})
             return ""
         try:
             await self._on_file(claim.uid, partial(self._files.remove, claim.uid))
         except OSError as problem:
             return f"its CDI file cannot be deleted: {problem}"
         facts = {"claim": f"{claim.namespace}/{claim.name}"}
-        logger.info("claim given back", extra={"facts": facts})
+        logger.info("claim unprepared", extra={"facts": facts})
         return ""
 
 

@@ -1,18 +1,22 @@
 """ResourceClaims that the pods of this node name, read once and again when other pods name them.
 
-A read is retried with exponential backoff until the claim can be read and is reserved for each pod that names it: before, the
-scheduler may still allocate it, also anew. Containers wait for these reads, and users control their number: namespaces are
-served round-robin, and the delay between retries grows with their number and size in a namespace.
+A read is retried with exponential backoff until the claim can be read and is reserved for each pod that names it:
+before that, the scheduler may still allocate or reallocate it. Containers wait for these reads, and users control
+their number: namespaces are served round-robin, two at a time, so that a slow read delays no other namespace, and
+the delay between retries grows with their number and size in a namespace. Pods that come and go cause no retries, so
+that first reads have a limit of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.dra.read_limit import BYTES_A_SECOND
+from agent.dra.read_queue import Key, ReadQueue
 from apiserver.backoff import Backoff
 from apiserver.errors import APIError
 from pinning.dra.claims import BadClaim, DeviceClaim
@@ -26,11 +30,10 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS: Final = 5.0  # how long an unread claim delays the other requests of its containers
 AGAIN_SECONDS: Final = (1.0, 60.0)  # first and longest delay between repeated reads (exponential backoff)
 EACH_SECONDS: Final = 0.2  # least time between two repeated reads in one namespace
-BYTES_A_SECOND: Final = 2**18  # of large claims, in repeated reads of one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 NO_ANSWER: Final = "the API server does not answer"
+READERS: Final = 2  # concurrent first reads: while one waits for a slow answer, the other goes on
 GONE: Final = "it does not exist: delete the pod"
-Key = tuple[str, str]  # namespace and name of a claim
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class _Read(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether the claim is reserved for its pods, and so stays allocated as it is."""
+        """Whether the claim is reserved for its pods, so that its allocation cannot change."""
         return not self.problem and self.claim is not None and self.pods <= self.claim.pods
 
 
@@ -57,18 +60,24 @@ class PodClaims:
         patience_seconds: float = PATIENCE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         pass_seconds: float = PASS_SECONDS,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._reader = reader
         self._patience = patience_seconds
         self._sleep = sleep
         self._pass_seconds = pass_seconds
+        self._clock = clock
+        self._limit = reader.limit
         self._wanted: dict[Key, frozenset[str]] = {}  # uids of the pods that name a claim, by claim
-        self._turns: dict[str, deque[Key]] = {}  # unread claims, by namespace
+        self._queue = ReadQueue(reader.limit)
         self._left: Counter[str] = Counter()  # number of unread claims, by uid of the pod
-        self._has_complete = False  # all claims of a pod were read since the last pass
+        self._has_news = False  # a claim was read since a pass was requested last
+        self._has_complete = False  # so were all claims of a pod
+        self._requested = 0.0  # when a pass was requested last
+        self._timer: asyncio.TimerHandle | None = None  # requests a pass for pods whose claims are known
         self._read: dict[Key, _Read] = {}
-        self._is_late = False  # the API server does not answer
-        self._news = asyncio.Event()
+        self._late: set[Key] = set()  # claims whose last read the API server did not answer
+        self._silent: set[str] = set()  # namespaces of such reads since its last answer
         self._doubts = asyncio.Event()
         self._repeats: dict[Key, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
@@ -82,18 +91,17 @@ class PodClaims:
                 wanted[key] = wanted.get(key, frozenset()) | {pod.uid}
         self._wanted = wanted
         self._read = {key: read for key, read in self._read.items() if key in wanted}
+        self._late &= wanted.keys()
+        self._silent &= {namespace for namespace, _ in wanted}
         for key in self._repeats.keys() - wanted.keys():
             self._repeats.pop(key).cancel()
         self._queue_unread()
 
     def _queue_unread(self) -> None:
-        self._turns, self._left = {}, Counter()
-        for key, pods in self._wanted.items():
-            if self._is_unread(key):
-                self._turns.setdefault(key[0], deque()).append(key)
-                self._left.update(pods)
-        if self._turns:
-            self._news.set()
+        """Queue the unread claims; those without an answer are the last of their namespaces."""
+        unread = sorted(filter(self._is_unread, self._wanted), key=self._late.__contains__)
+        self._left = Counter(pod for key in unread for pod in self._wanted[key])
+        self._queue.fill(unread, (namespace for namespace, _ in self._wanted))
 
     @property
     def known(self) -> Mapping[str, DeviceClaim]:
@@ -102,24 +110,27 @@ class PodClaims:
 
     @property
     def read(self) -> frozenset[tuple[str, str, str]]:
-        """Claims that were read, whether they are for CPUs or not, each with the uid of a pod that names it.
+        """Claims that were read, also those without CPUs, each with the uid of a pod that names it.
 
-        While a claim is read again for another pod, earlier pods keep the last answer. While the API server does not
-        answer, all claims count as read.
+        While a claim is read again for another pod, earlier pods keep the last answer. A claim whose read was not answered
+        counts as read. Until the next answer, so do the claims of its namespace, and all claims after reads of two
+        namespaces: the API server is out of reach.
         """
         return frozenset(
             (*key, pod)
             for key, pods in self._wanted.items()
-            for pod in (pods if self._is_late else pods & self._read_for(key))
+            for pod in (pods if self._is_given_up(key) else pods & self._read_for(key))
         )
 
     @property
     def problems(self) -> Mapping[Key, str]:
         """Why claims cannot be read or served."""
         problems = {key: it.problem for key, it in self._read.items() if it.problem}
-        if self._is_late:
-            problems |= {key: NO_ANSWER for key in self._wanted if self._is_unread(key)}
-        return problems
+        given_up = filter(self._is_given_up, self._wanted)
+        return problems | {key: NO_ANSWER for key in given_up if self._is_unread(key)}
+
+    def _is_given_up(self, key: Key) -> bool:
+        return key in self._late or key[0] in self._silent or len(self._silent) > 1
 
     def _read_for(self, key: Key) -> frozenset[str]:
         return self._read[key].pods if key in self._read else frozenset()
@@ -129,37 +140,48 @@ class PodClaims:
 
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Read claims until cancelled; request a pass when some are known."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_new(request_pass))
-            group.create_task(self._read_again(request_pass))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(READERS):
+                    group.create_task(self._read_new(request_pass))
+                group.create_task(self._read_again(request_pass))
+        finally:
+            self._stop_timer()
 
     async def _read_new(self, request_pass: Callable[[], None]) -> None:
+        """Read unread claims; request a pass when no other may be read now, or a pod is complete, but not too often."""
         while True:
-            await self._news.wait()
-            self._news.clear()
-            await self._read_in_turn(request_pass)
-            self._has_complete = False
-            request_pass()
-            self._queue_unread()  # claims for which the API server gave no answer
-
-    async def _read_in_turn(self, request_pass: Callable[[], None]) -> None:
-        """Read the unread claims, round-robin over the namespaces."""
-        asked = monotonic()
-        while self._turns:
-            for namespace in tuple(self._turns):
-                if key := self._next(namespace):
+            async with self._queue.next() as key:
+                if self._is_unread(key):  # another reader may have read it in the meantime
                     await self._look(key, request_pass)
-                if self._has_complete and monotonic() - asked >= self._pass_seconds:
-                    self._has_complete, asked = False, monotonic()
-                    request_pass()
+                    self._limit.charge(key[0], self._reader.size(*key))
+            is_last = not self._queue.has_next
+            if self._has_news and is_last:
+                self._request(request_pass)
+            elif self._has_complete:
+                self._request_when_due(request_pass)
+            if is_last or key in self._late:
+                self._queue_unread()  # also claims for which the API server gave no answer
 
-    def _next(self, namespace: str) -> Key | None:
-        """Remove and return the next unread claim of a namespace."""
-        keys = self._turns.get(namespace)
-        key = keys.popleft() if keys else None
-        if not keys:
-            self._turns.pop(namespace, None)
-        return key if key and self._is_unread(key) else None
+    def _request(self, request_pass: Callable[[], None]) -> None:
+        """Request a pass for all claims that are known by now."""
+        self._stop_timer()
+        self._has_news = self._has_complete = False
+        self._requested = self._clock()
+        request_pass()
+
+    def _request_when_due(self, request_pass: Callable[[], None]) -> None:
+        """Request a pass, at once or later; with a timer, because the next read may not be answered for long."""
+        wait = self._requested + self._pass_seconds - self._clock()
+        if wait <= 0:
+            self._request(request_pass)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait, self._request, request_pass)
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None
 
     async def _read_again(self, request_pass: Callable[[], None]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -201,17 +223,16 @@ class PodClaims:
             async with asyncio.timeout(self._patience):
                 found = await self._reader.read(*key)
         except TimeoutError:
-            self._is_late = True
+            self._late.add(key)
+            self._silent.add(key[0])
             request_pass()
             return
         except APIError as error:
-            self._is_late = False
             if self._is_news(key, str(error)):
                 facts = {"claim": "/".join(key), "reason": str(error)}
                 logger.warning("claim not read", extra={"facts": facts})
             self._note(key, _Read(pods, self._read[key].claim if key in self._read else None, str(error)))
             return
-        self._is_late = False
         if isinstance(found, BadClaim):
             if self._is_news(key, found.message):
                 facts = {"claim": "/".join(key), "reason": found.message}
@@ -226,6 +247,9 @@ class PodClaims:
 
     def _note(self, key: Key, read: _Read) -> None:
         was_unread = self._is_unread(key)
+        self._has_news = True
+        self._silent.clear()
+        self._late.discard(key)
         self._read[key] = read
         if was_unread and not self._is_unread(key):
             self._left.subtract(read.pods)

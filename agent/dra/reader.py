@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from agent.dra.read_limit import ReadLimit
 from apiserver.backoff import Backoff
 from apiserver.errors import APIError, Gone, Unavailable
 from pinning.dra.claims import BadClaim, read_claim
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
     from pinning.dra.claims import DeviceClaim
 
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
-AT_ONCE: Final = 2  # concurrent requests: the client has four connections, and reports need some
+# Concurrent requests: the client has eight connections, three of them for watches, and reports need some. The reads of
+# one claim with slow answers are two, for the pod and for its Prepare.
+AT_ONCE: Final = 3
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
-LARGE_BYTES: Final = (
-    2**16
-)  # a claim of KubeVirt or of a user has 1 to 4 KiB, and the API server stores up to 1.5 MiB
-MOST_LARGE: Final = 4096  # whose sizes are known: more than the pods of a node can name
+MOST_SIZES: Final = 4096  # claims whose sizes are known: more than the pods of a node can name
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,22 @@ class ClaimReader:
         # No request before this moment while the API server is out of reach. Callers have their own
         # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
-        self._large: dict[str, int] = {}  # sizes of large claims by path
+        self._sizes: dict[str, int] = {}  # of claims at their last reads, by path
+        self.limit = ReadLimit(clock)  # for reads that users cause
+
+    async def read_limited(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
+        """Do the same as `read` as soon as the namespace is below its limit.
+
+        The size at the last read is charged before, so that many callers that wait for the same moment go one by one.
+        """
+        while (left := self.limit.wait(namespace)) > 0:
+            await self._sleep(left)
+        charged = self.size(namespace, name)
+        self.limit.charge(namespace, charged)
+        try:
+            return await self.read(namespace, name)
+        finally:
+            self.limit.charge(namespace, max(self.size(namespace, name) - charged, 0))
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
@@ -83,15 +98,14 @@ class ClaimReader:
         return self._parsed(body)
 
     def size(self, namespace: str, name: str) -> int:
-        """Return the bytes of a large claim when it was read last; 0 for others."""
-        return self._large.get(_path(namespace, name), 0)
+        """Return the bytes of a claim when it was read last; 0 if that is not known."""
+        return self._sizes.get(_path(namespace, name), 0)
 
     def _note_size(self, path: str, size: int) -> None:
-        self._large.pop(path, None)
-        if size > LARGE_BYTES:
-            if len(self._large) >= MOST_LARGE:
-                del self._large[next(iter(self._large))]
-            self._large[path] = size
+        self._sizes.pop(path, None)
+        if len(self._sizes) >= MOST_SIZES:
+            del self._sizes[next(iter(self._sizes))]
+        self._sizes[path] = size
 
     def _answered(self) -> None:
         self._not_before = None

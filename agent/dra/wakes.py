@@ -1,8 +1,9 @@
 """When claims were prepared, and when the kubelet is reminded of claims with CPUs that it has not prepared.
 
-The kubelet tries a failed Prepare again after 60 to 90 s, but at once when the pod changes. A claim that has
-CPUs and is not prepared is therefore counted as tried again, with backoff; the report writes each try into
-the pod's status.
+The kubelet retries a failed Prepare after 60 to 90 s, but at once when the pod changes. So for a claim that has
+CPUs and is not prepared, the agent increases a count in the pod's status annotation, with backoff.
+Right after the driver is registered, the kubelet may prepare a claim for one of several pods after it found no
+driver for the others: such a claim gets a count of one.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ from agent.clock import Clock
 from pinning.dra.claims import ClaimTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from pinning.dra.claims import ClaimGrant
 
 FIRST_SECONDS: Final = (
-    2.0  # until the first try of a claim that the kubelet may be about to ask for; then twice as long
+    2.0  # until the first reminder, because the kubelet may be about to prepare the claim; then doubled
 )
-MOST_TRIES: Final = 6  # tries in about two minutes; after that the kubelet's own tries are as frequent
+NEW_SECONDS: Final = (
+    5.0  # after a registration: the kubelet may have found no driver for pods of a moment before
+)
+MOST_TRIES: Final = 6  # reminders in about two minutes; then the kubelet's own retries are as frequent
 
 
 class _Wait(NamedTuple):
@@ -43,18 +47,24 @@ class Wakes:
         )
         self._waits: dict[str, _Wait] = {}
         self._late: frozenset[str] = frozenset()
+        self._registered = float("-inf")  # time of the last registration
+        # Claims of several pods that one of them prepared right after a registration: the others are tried once.
+        self._joined: frozenset[str] = frozenset()
+        self._reminds_others = False
         self._changed = asyncio.Event()
 
     @property
     def times(self) -> Mapping[str, ClaimTimes]:
         """The times of the claims of the last pass, by uid."""
         waits = {uid: ClaimTimes(since=it.since, tries=it.tries) for uid, it in self._waits.items()}
-        return {**waits, **{uid: ClaimTimes(prepared=time) for uid, time in (self._prepared or {}).items()}}
+        prepared = (self._prepared or {}).items()
+        return waits | {uid: ClaimTimes(time, tries=int(uid in self._joined)) for uid, time in prepared}
 
     def registered(self, known: Collection[str]) -> None:
-        """Try claims at once that pods named before the registration: the kubelet has found no driver for them."""
+        """Remind the kubelet at once of claims that pods named before the registration: it found no driver for them."""
         self._late = frozenset(known)
         self._waits = {}
+        self._registered = self._clock.monotonic()
 
     def passed(self, grants: Mapping[str, ClaimGrant]) -> None:
         """Receive the claims of a saved ledger."""
@@ -67,8 +77,18 @@ class Wakes:
             if not it.is_prepared
         }
         self._late -= grants.keys()
+        self._joined &= grants.keys()
+        if now - self._registered < NEW_SECONDS:
+            self._join(uid for uid in self._prepared if uid not in before and len(grants[uid].claim.pods) > 1)
         if waits != self._waits:
             self._waits = waits
+            self._changed.set()
+
+    def _join(self, uids: Iterable[str]) -> None:
+        """Remind the kubelet of the other pods of these claims: its Prepare for one pod is the only one."""
+        if joined := frozenset(uids):
+            self._joined |= joined
+            self._reminds_others = True
             self._changed.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
@@ -78,6 +98,9 @@ class Wakes:
         """
         while True:
             self._changed.clear()
+            if self._reminds_others:
+                self._reminds_others = False
+                request_pass()
             due = min((it.due for it in self._waits.values() if it.tries < MOST_TRIES), default=None)
             try:
                 async with asyncio.timeout(None if due is None else max(due - self._clock.monotonic(), 0.0)):

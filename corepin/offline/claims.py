@@ -74,7 +74,7 @@ def _amount(flag: str) -> int:
         amount, count = parse_quantity(0), 0
     if amount <= 0 or count > MOST_CPUS:
         raise CommandFailed(
-            f"--claim {truncate(flag, VALUE)!r}: is no number of CPUs from 1 to {MOST_CPUS}: write for example --claim 12"
+            f"--claim {truncate(flag, VALUE)!r}: is not a number of CPUs from 1 to {MOST_CPUS}: write for example --claim 12"
         )
     return count
 

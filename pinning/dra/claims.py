@@ -1,7 +1,7 @@
 """ResourceClaims with CPUs of this node: what the scheduler allocated, and the CPUs that the ledger holds for them.
 
-A claim has a part for each result of our driver. Amounts are those that the scheduler consumed, which it rounded up to
-whole cores, and not those of the request.
+A claim has a part for each allocation result of corepin's driver. Amounts are those that the scheduler consumed,
+which it rounded up to whole cores, and not those of the request.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def device_name(uid: str, request: str) -> str:
 
 
 def claimed_by(cdi_device: str) -> tuple[str, str] | None:
-    """Return claim and request of a CDI device, None for devices of others."""
+    """Return claim and request of a CDI device, None for devices of other drivers."""
     match = _CDI_DEVICE.fullmatch(cdi_device)
     return (match[1], match[2]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimPart:
-    """One result of our driver: CPUs of one device for one request."""
+    """One allocation result of corepin's driver: CPUs of one device for one request."""
 
     request: str
     device: str
@@ -61,7 +61,7 @@ class ClaimPart:
 
 @dataclass(frozen=True, slots=True)
 class DeviceClaim:
-    """An allocated ResourceClaim; without parts none of its devices is ours."""
+    """An allocated ResourceClaim; without parts it has no device of this driver."""
 
     uid: str
     namespace: str
@@ -89,7 +89,7 @@ class ClaimGrant:
 
     claim: DeviceClaim
     cpus: tuple[CPUSet, ...]
-    # Whether the kubelet prepared the claim: then it stays until the kubelet has given it back.
+    # Whether the kubelet prepared the claim: then it stays until the kubelet has unprepared it.
     is_prepared: bool = False
 
     @property
@@ -127,7 +127,8 @@ class SeenClaims:
 
     # Allocated claims by uid.
     known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))
-    # Namespace and name of claims that were read, ours or not, or could not be read, each with a pod that named it then.
+    # Namespace and name of claims, of any driver, that were read or could not be read, each with a pod that named
+    # it then.
     read: frozenset[tuple[str, str, str]] = frozenset()
     prepared: frozenset[str] = frozenset()  # uids of claims whose Prepare the kubelet has called
     released: frozenset[str] = frozenset()  # uids of claims whose Unprepare the kubelet has called
@@ -176,7 +177,7 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
 
 
 def _asked(spec: object, results: list[Mapping[str, Any]], node: str) -> int | None:
-    """Return the CPUs that the requests behind our results name; None if one names no readable amount."""
+    """Return the CPUs that the requests of this driver's results name; None if one names no readable amount."""
     named = dict(_amounts(spec))
     amounts = [named.get(str(it.get("request"))) for it in results if _is_ours(it, node)]
     return None if None in amounts else sum(amount for amount in amounts if amount)
@@ -258,18 +259,18 @@ def _refuse_parameters(config: list[Mapping[str, Any]]) -> None:
 
 def _mapping(given: object, what: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
-        raise BadContract(f"{what} is no object: {truncate(repr(given), VALUE)}")
+        raise BadContract(f"{what} is not an object: {truncate(repr(given), VALUE)}")
     return given
 
 
 def _list(given: object, what: str, most: int) -> list[Mapping[str, Any]]:
     listed = given or []
     if not isinstance(listed, list) or len(listed) > most:
-        raise BadContract(f"{what} is no list of at most {most}: {truncate(repr(given), VALUE)}")
+        raise BadContract(f"{what} is not a list of at most {most}: {truncate(repr(given), VALUE)}")
     return [_mapping(item, f"an item of {what}") for item in listed]
 
 
 def _matching(given: object, pattern: re.Pattern[str], what: str) -> str:
     if not isinstance(given, str) or not pattern.fullmatch(given):
-        raise BadContract(f"{what} is {truncate(repr(given), VALUE)}, which the API would not have given")
+        raise BadContract(f"{what} is {truncate(repr(given), VALUE)}, which no valid API object has")
     return given

@@ -16,7 +16,7 @@ UID = uid_of("x")
 class Reader:
     """An API server with one claim."""
 
-    async def read(self, *_: str) -> DeviceClaim:
+    async def read_limited(self, *_: str) -> DeviceClaim:
         """Return the claim."""
         return claim("x", 2)
 
@@ -27,7 +27,7 @@ class SlowReader:
     def __init__(self) -> None:
         self.answers = {f"c{at}": asyncio.Event() for at in range(100)}
 
-    async def read(self, _namespace: str, name: str) -> DeviceClaim:
+    async def read_limited(self, _namespace: str, name: str) -> DeviceClaim:
         """Return a claim."""
         await self.answers[name].wait()
         return claim(name, 1)
@@ -38,128 +38,104 @@ def granted(*cpus: int) -> Ledger:
     return Ledger().grant(ClaimGrant(claim("x", 2), (CPUSet(cpus),), is_prepared=True))
 
 
-def test_prepare_waits_for_a_pass_after_the_release() -> None:
+async def test_prepare_waits_for_a_pass_after_the_release() -> None:
     """CPUs that a running pass releases are not the answer; both calls wait for a later pass."""
-
-    async def run() -> None:
-        book = ClaimBook(Reader())  # type: ignore[arg-type]
-        book.passed(granted(1, 2), {})
-        leaving = asyncio.create_task(book.unprepare(UID))
-        await asyncio.sleep(0)
-        assert book.begin(()) == {UID}
-        leaving.cancel()
-        asking = [asyncio.create_task(book.prepare("test", UID, "x")) for _ in range(2)]
-        await asyncio.sleep(0.001)
-        assert not any(task.done() for task in asking)
-        book.passed(Ledger(), {})
-        assert book.begin(()) == frozenset()
-        assert list(book.asked) == [UID]
-        book.passed(granted(3, 4), {})
-        for task in asking:
-            answer = await task
-            assert isinstance(answer, ClaimGrant)
-            assert str(answer.footprint) == "3-4"
-
-    asyncio.run(run())
-
-
-def test_prepare_after_unprepare_keeps_the_cpus() -> None:
-    """If no pass ran between Unprepare and Prepare, the claim keeps its CPUs."""
-
-    async def run() -> None:
-        book = ClaimBook(Reader())  # type: ignore[arg-type]
-        book.begin(())
-        book.passed(granted(1, 2), {})
-        book.release(UID)
-        asking = asyncio.create_task(book.prepare("test", UID, "x"))
-        await asyncio.sleep(0.001)
-        assert book.begin(()) == frozenset()
-        book.passed(granted(1, 2), {})
-        assert isinstance(await asking, ClaimGrant)
-
-    asyncio.run(run())
-
-
-def test_unprepare_is_answered_while_containers_keep_the_cpus() -> None:
-    """The answer waits for a pass that knows of it, and not for the containers; the CPUs go with a later pass."""
-
-    async def run() -> None:
-        book = ClaimBook(Reader())  # type: ignore[arg-type]
-        book.begin(())
-        leaving = asyncio.create_task(book.unprepare(UID))
-        await asyncio.sleep(0)
-        book.passed(granted(1, 2), {})  # began before
-        await asyncio.sleep(0.001)
-        assert not leaving.done()
-        book.begin(())
-        book.passed(granted(1, 2), {})  # kept it
-        assert await leaving == ""
-        assert (book.prepared(UID), book.served(UID)) == (None, granted(1, 2).claims[UID])
-        assert book.begin(()) == {UID}
-        book.passed(Ledger(), {})
-        assert book.served(UID) is None
-        assert book.begin(()) == frozenset()
-
-    asyncio.run(run())
-
-
-def test_prepare_of_a_claim_that_containers_kept_is_answered_with_their_cpus() -> None:
-    """It is prepared again: a later pass does not release it."""
-
-    async def run() -> None:
-        book = ClaimBook(Reader())  # type: ignore[arg-type]
-        book.passed(granted(1, 2), {})
-        book.release(UID)
-        book.begin(())
-        book.passed(granted(1, 2), {})
-        asking = asyncio.create_task(book.prepare("test", UID, "x"))
-        await asyncio.sleep(0.001)
-        assert book.begin(()) == frozenset()
-        book.passed(granted(1, 2), {})
-        answer = await asking
+    book = ClaimBook(Reader())  # type: ignore[arg-type]
+    book.passed(granted(1, 2), {})
+    leaving = asyncio.create_task(book.unprepare(UID))
+    await asyncio.sleep(0)
+    assert book.begin(()) == {UID}
+    leaving.cancel()
+    asking = [asyncio.create_task(book.prepare("test", UID, "x")) for _ in range(2)]
+    await asyncio.sleep(0.001)
+    assert not any(task.done() for task in asking)
+    book.passed(Ledger(), {})
+    assert book.begin(()) == frozenset()
+    assert list(book.asked) == [UID]
+    book.passed(granted(3, 4), {})
+    for task in asking:
+        answer = await task
         assert isinstance(answer, ClaimGrant)
-        assert (str(answer.footprint), book.prepared(UID)) == ("1-2", answer)
-
-    asyncio.run(run())
+        assert str(answer.footprint) == "3-4"
 
 
-def test_claims_that_are_read_together_share_a_pass() -> None:
-    """When the kubelet asks for a hundred claims at once, the last one that is read asks for the pass of all."""
+async def test_prepare_after_unprepare_keeps_the_cpus() -> None:
+    """If no pass ran between Unprepare and Prepare, the claim keeps its CPUs."""
+    book = ClaimBook(Reader())  # type: ignore[arg-type]
+    book.begin(())
+    book.passed(granted(1, 2), {})
+    book.release(UID)
+    asking = asyncio.create_task(book.prepare("test", UID, "x"))
+    await asyncio.sleep(0.001)
+    assert book.begin(()) == frozenset()
+    book.passed(granted(1, 2), {})
+    assert isinstance(await asking, ClaimGrant)
 
-    async def run() -> None:
-        passes: list[int] = []
-        reader = SlowReader()
-        book = ClaimBook(reader)  # type: ignore[arg-type]
-        book.request_pass = lambda: passes.append(len(book.asked))
-        asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in reader.answers]
+
+async def test_unprepare_is_answered_while_containers_keep_the_cpus() -> None:
+    """Unprepare is answered by the next pass although containers keep the CPUs; a later pass releases them."""
+    book = ClaimBook(Reader())  # type: ignore[arg-type]
+    book.begin(())
+    leaving = asyncio.create_task(book.unprepare(UID))
+    await asyncio.sleep(0)
+    book.passed(granted(1, 2), {})  # began before
+    await asyncio.sleep(0.001)
+    assert not leaving.done()
+    book.begin(())
+    book.passed(granted(1, 2), {})  # kept it
+    assert await leaving == ""
+    assert (book.prepared(UID), book.served(UID)) == (None, granted(1, 2).claims[UID])
+    assert book.begin(()) == {UID}
+    book.passed(Ledger(), {})
+    assert book.served(UID) is None
+    assert book.begin(()) == frozenset()
+
+
+async def test_prepare_of_a_claim_that_containers_kept_is_answered_with_their_cpus() -> None:
+    """Prepare of a claim whose CPUs containers kept returns these CPUs, and no later pass releases them."""
+    book = ClaimBook(Reader())  # type: ignore[arg-type]
+    book.passed(granted(1, 2), {})
+    book.release(UID)
+    book.begin(())
+    book.passed(granted(1, 2), {})
+    asking = asyncio.create_task(book.prepare("test", UID, "x"))
+    await asyncio.sleep(0.001)
+    assert book.begin(()) == frozenset()
+    book.passed(granted(1, 2), {})
+    answer = await asking
+    assert isinstance(answer, ClaimGrant)
+    assert (str(answer.footprint), book.prepared(UID)) == ("1-2", answer)
+
+
+async def test_claims_that_are_read_together_share_a_pass() -> None:
+    """A hundred concurrent Prepare calls request one pass, after the last claim was read."""
+    passes: list[int] = []
+    reader = SlowReader()
+    book = ClaimBook(reader)  # type: ignore[arg-type]
+    book.request_pass = lambda: passes.append(len(book.asked))
+    asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in reader.answers]
+    await asyncio.sleep(0)
+    for answer in reader.answers.values():
+        answer.set()
+    while len(book.asked) < 100:
         await asyncio.sleep(0)
-        for answer in reader.answers.values():
-            answer.set()
-        while len(book.asked) < 100:
-            await asyncio.sleep(0)
-        assert passes == [100]
-        for task in asking:
-            task.cancel()
-        await asyncio.wait(asking)
-
-    asyncio.run(run())
+    assert passes == [100]
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
 
 
-def test_a_claim_that_cannot_be_read_holds_back_no_other() -> None:
-    """While the API server does not answer for one claim, the others get their pass soon all the same."""
-
-    async def run() -> None:
-        asked = asyncio.Event()
-        reader = SlowReader()
-        book = ClaimBook(reader)  # type: ignore[arg-type]
-        book.request_pass = asked.set
-        reader.answers["c1"].set()
-        asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in ("c0", "c1")]
-        async with asyncio.timeout(30):
-            await asked.wait()
-        assert list(book.asked) == [uid_of("c1")]
-        for task in asking:
-            task.cancel()
-        await asyncio.wait(asking)
-
-    asyncio.run(run())
+async def test_a_claim_that_cannot_be_read_holds_back_no_other() -> None:
+    """A claim that the API server does not return does not delay the pass for other claims."""
+    asked = asyncio.Event()
+    reader = SlowReader()
+    book = ClaimBook(reader)  # type: ignore[arg-type]
+    book.request_pass = asked.set
+    reader.answers["c1"].set()
+    asking = [asyncio.create_task(book.prepare("test", uid_of(name), name)) for name in ("c0", "c1")]
+    async with asyncio.timeout(30):
+        await asked.wait()
+    assert list(book.asked) == [uid_of("c1")]
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)

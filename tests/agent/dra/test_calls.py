@@ -1,4 +1,4 @@
-"""Calls of a kubelet that come twice, at the same time, with too many claims, or are cancelled."""
+"""Prepare and Unprepare calls that are repeated, concurrent, too large or cancelled."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ X = dra.Claim(namespace="test", uid=uid_of("x"), name="x")
 
 
 async def prepare(node: Node, *claims: dra.Claim) -> Any:
-    """Ask for claims; return the answers by uid."""
+    """Call Prepare for claims; return the answers by uid."""
     request = dra.NodePrepareResourcesRequest(claims=claims)
     answer = await node.calls().ask("NodePrepareResources", request, dra.NodePrepareResourcesResponse)
     return answer.claims
 
 
 async def unprepare(node: Node, *claims: dra.Claim) -> Any:
-    """Give claims back; return the answers by uid."""
+    """Call Unprepare for claims; return the answers by uid."""
     request = dra.NodeUnprepareResourcesRequest(claims=claims)
     answer = await node.calls().ask("NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
     return answer.claims
 
 
 def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> None:
-    """Twice in one call, and in calls at the same time: the answers are the same."""
+    """A claim named twice in one call, and in concurrent calls, is prepared once and gets equal answers."""
 
     async def use(node: Node) -> None:
         node.add("x", 1, 1)
@@ -77,11 +77,11 @@ def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("uid", ["", "../x", "x\0y", "u" * 5000, "A" + uid_of("x")[1:]])
 def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> None:
-    """Such a uid never becomes part of a path. Its Unprepare succeeds, because no CPUs are held for it."""
+    """Prepare of an invalid uid is refused, so that no path contains it; its Unprepare succeeds."""
 
     async def use(node: Node) -> None:
         claim = dra.Claim(namespace="test", uid=uid, name="x")
-        assert "is no uid" in (await prepare(node, claim))[uid].error
+        assert "is not a uid" in (await prepare(node, claim))[uid].error
         assert (await unprepare(node, claim))[uid].error == ""
         assert node.api.requests == []
 
@@ -89,21 +89,21 @@ def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> No
 
 
 class SlowFiles(CDIFiles):
-    """Files whose writes wait until the test lets them go on."""
+    """CDI files whose writes wait until the test releases them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.begun, self.go_on = threading.Event(), threading.Event()
 
     def write(self, grant: ClaimGrant) -> bool:
-        """Replace the file of a claim, later."""
+        """Replace the file of a claim when the test releases the write."""
         self.begun.set()
         assert self.go_on.wait(30)
         return super().write(grant)
 
 
 def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path) -> None:
-    """The kubelet gives up at its deadline and gives the claim back, while the write still waits for the disk."""
+    """A write that is delayed by the disk until after Unprepare does not restore the claim's file."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)

@@ -1,4 +1,4 @@
-"""A CDI folder that is missing, read-only, full, or has files of our names by other programs."""
+"""A CDI folder that is missing, read-only, full, or has foreign files with the driver's file names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = 4096  # bytes of a file system: one page
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder with a file system of one page of its own."""
+    """Return a folder on its own file system of one page."""
     folder = tmp_path / "cdi"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
@@ -39,13 +39,13 @@ def make_full(folder: Path) -> None:
 
 
 def make_writable_again(folder: Path) -> None:
-    """Give the file system of a folder room, and let it be written."""
+    """Remount the file system of a folder writable and free its space."""
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
     (folder / "gpu.json").unlink(missing_ok=True)
 
 
 def make_read_only(folder: Path) -> None:
-    """Let no file be made in a folder."""
+    """Remount the file system of a folder read-only."""
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
@@ -57,7 +57,7 @@ def make_read_only(folder: Path) -> None:
 def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
     tmp_path: Path, small: Path, spoil: Callable[[Path], None], text: str
 ) -> None:
-    """The claim keeps its CPUs, nothing half written is left, and the next try succeeds once there is room."""
+    """Prepare fails with the folder's error, leaves no partial file, and succeeds on a retry once there is room."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -77,7 +77,7 @@ def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
 
 
 def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> None:
-    """The kubelet asks again; a file that stayed would name CPUs of the next owner."""
+    """Unprepare fails while the CDI file cannot be deleted, because the file would name the next owner's CPUs."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -92,7 +92,7 @@ def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> 
 
 
 def test_missing_folder_is_made(tmp_path: Path) -> None:
-    """No other driver of devices may have run on the node since it was started."""
+    """Prepare creates a missing CDI folder, because the node may have no other DRA driver."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -108,7 +108,7 @@ def test_missing_folder_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [NAME, f".{NAME}.new"])
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
 def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: str, kind: str) -> None:
-    """The content is ours afterwards, and what a link points to stays as it is."""
+    """Afterwards the folder has the agent's content, and the target of a link is unchanged."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -133,7 +133,7 @@ def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: s
 def test_file_of_a_prepared_claim_is_written_again(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kubelet does not prepare a claim again for a restarted container, which cannot start without the file."""
+    """A lost or changed file of a prepared claim is restored, because a restarted container gets no new Prepare."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -160,7 +160,7 @@ def test_file_of_a_prepared_claim_is_written_again(
 def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is written again as that of a prepared claim, and deleted once a pass has released the claim."""
+    """While containers use an unprepared claim its file is restored; a pass that releases the claim deletes it."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -179,11 +179,11 @@ def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
             await asyncio.sleep(0.001)
 
     on(tmp_path, use, files_seconds=0.001, leftover_seconds=60.0)
-    assert "claim given back while it is used" in [it.message for it in caplog.records]
+    assert "claim unprepared while in use" in [it.message for it in caplog.records]
 
 
 def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> None:
-    """They may be those of prepared claims, and all that is left of a lost checkpoint."""
+    """Files of an earlier agent are kept until the first pass, because they may replace a lost checkpoint."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -208,7 +208,7 @@ def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> 
 def test_file_that_cannot_be_written_is_tried_again(
     tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent that starts with a full folder tries again, and logs the reason once."""
+    """An agent that starts with a full folder retries the write, and logs the reason once."""
     grant = ClaimGrant(claim("x", 1), (CPUSet([1]),), is_prepared=True)
     make_full(small)
 

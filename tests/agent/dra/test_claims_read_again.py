@@ -1,16 +1,19 @@
-"""Claims that were not allocated, or not readable, when they were read first: they are read until they are."""
+"""Claims that had no allocation or could not be read at first, and are read again until they have CPUs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.dra.pod_claims import BYTES_A_SECOND, EACH_SECONDS, PodClaims
-from agent.dra.reader import LARGE_BYTES, MOST_LARGE, ClaimReader
+from agent.dra.pod_claims import EACH_SECONDS, PodClaims
+from agent.dra.read_limit import BYTES_A_SECOND
+from agent.dra.reader import MOST_SIZES, ClaimReader
 from apiserver.errors import Unavailable
+from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
@@ -48,14 +51,15 @@ def unreadable() -> Any:
 
 
 class Reads:
-    """A node whose pods' claims are read; the delays between repeated reads pass at once."""
+    """A node that reads the claims of its pods; the delays between repeated reads pass at once."""
 
-    def __init__(self, first: Any = None) -> None:
+    def __init__(self, first: Any = None, clock: Callable[[], float] = monotonic) -> None:
         self.api = FakeApi({} if first is None else {"x": first})
         self.slept: list[float] = []
         self.passes = 0
         self.go_on = asyncio.Event()
-        self.pods = PodClaims(ClaimReader(self.api, NODE), sleep=self._sleep)  # type: ignore[arg-type]
+        reader = ClaimReader(self.api, NODE, clock=clock)  # type: ignore[arg-type]
+        self.pods = PodClaims(reader, sleep=self._sleep, clock=clock)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -63,11 +67,11 @@ class Reads:
         await asyncio.sleep(0)
 
     def passed(self) -> None:
-        """Count a pass."""
+        """Count a requested pass."""
         self.passes += 1
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Let the reader work until a condition holds."""
+        """Run the reader until a condition holds."""
         while not condition():
             await asyncio.sleep(0)
 
@@ -79,12 +83,12 @@ class Reads:
         (unallocated(), ""),
         (of_another_node(), ""),
         (unserved(), "adminAccess is not served for CPUs: remove it from the request"),
-        (unreadable(), "the ResourceClaim is no object: []"),
+        (unreadable(), "the ResourceClaim is not an object: []"),
     ],
     ids=["missing", "unallocated", "of another node", "unserved", "unreadable"],
 )
 def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) -> None:
-    """The scheduler allocates it later, or anew: then a pass learns of it, and it is read no more."""
+    """A claim without CPUs is read until the scheduler has allocated some; then a pass is requested."""
 
     async def run() -> None:
         node = Reads(first)
@@ -110,7 +114,7 @@ def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) 
 
 
 def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """A claim that stays as it is makes no line for each read."""
+    """A repeated read logs a claim's problem only if its reason changed."""
 
     async def run() -> None:
         node = Reads(unserved())
@@ -128,7 +132,7 @@ def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> N
     reasons = [record.facts["reason"] for record in caplog.records]  # type: ignore[attr-defined]
     assert reasons == [
         "adminAccess is not served for CPUs: remove it from the request",
-        "the ResourceClaim is no object: []",
+        "the ResourceClaim is not an object: []",
     ]
 
 
@@ -153,7 +157,7 @@ def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
     """Parsing 1.2 MiB takes the agent up to 21 ms: large claims of a namespace are read again at 256 KiB a second."""
 
     async def run() -> None:
-        node = Reads()
+        node = Reads(clock=virtual_time.now)
         pods = many("noisy", 1)
         for name in pods[0].claim_names:
             claim = unallocated()
@@ -161,38 +165,39 @@ def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
             node.api.claims[name] = claim
         node.pods.follow(pods)
         working = asyncio.create_task(node.pods.run(node.passed))
-        await node.until(lambda: len(node.slept) == 32)
+        while len(node.slept) < 32:
+            await asyncio.sleep(1)
         assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
         working.cancel()
         await asyncio.wait([working])
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_size_of_a_claim_is_that_of_its_last_read() -> None:
-    """Of claims that were large once, and of more large ones than pods can name, none is kept."""
+    """A claim's size is that of its last read; the number of recorded sizes is limited."""
 
     async def run() -> None:
         node = Reads(unallocated())
         reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
         await reader.read("test", "x")
-        assert reader.size("test", "x") == 0
-        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * LARGE_BYTES}
+        small = reader.size("test", "x")
+        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
         await reader.read("test", "x")
-        assert LARGE_BYTES < reader.size("test", "x") < 2 * LARGE_BYTES
-        reader._large |= {str(number): LARGE_BYTES for number in range(MOST_LARGE - 1)}
+        assert 0 < small < 10_000 < reader.size("test", "x")
+        reader._sizes |= {str(number): 10_000 for number in range(MOST_SIZES - 1)}
         node.api.claims["y"] = node.api.claims["x"]
         await reader.read("test", "y")
-        assert (len(reader._large), reader.size("test", "x")) == (MOST_LARGE, 0)
+        assert (len(reader._sizes), reader.size("test", "x")) == (MOST_SIZES, 0)
         node.api.claims["y"] = unallocated()
         await reader.read("test", "y")
-        assert reader.size("test", "y") == 0
+        assert reader.size("test", "y") == small
 
     asyncio.run(run())
 
 
 def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path: Path) -> None:
-    """The kubelet starts it without a Prepare: its reservation counts, although new claims wait for the registration."""
+    """An unregistered driver reads reservations of prepared claims, because their new pods get no Prepare."""
 
     async def use(node: Node) -> None:
         node.add("x", 1)
@@ -214,7 +219,7 @@ def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path:
 
 
 def test_reason_of_an_api_server_that_does_not_answer_reaches_passes(tmp_path: Path) -> None:
-    """A container that is held back for its claim then says why."""
+    """If the API server does not answer, passes get this reason for the unknown claims."""
 
     async def use(node: Node) -> None:
         node.driver._pods._patience = 0.01

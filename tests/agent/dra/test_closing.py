@@ -1,4 +1,4 @@
-"""The driver while corepin is removed: what the kubelet is answered, and until when."""
+"""The driver while corepin is removed: its answers to the kubelet, and its end."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Closing(Node):
         self.is_answered = asyncio.Event()
 
     async def settle(self, _seconds: float) -> None:
-        """Wait until the kubelet has the last answer, or for one that is still to come."""
+        """Wait until the kubelet has received the last answer."""
         if not self.closing.book.left:
             await self.is_answered.wait()
 
     async def reset(self) -> None:
-        """Do what the reset does besides."""
+        """Stand for the other work of the reset."""
         self.is_reset.set()
 
 
@@ -51,7 +51,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 def test_reset_ends_when_the_last_claim_is_given_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Prepare is refused, and a claim that was refused counts until its pod ends; the log says whose are left."""
+    """The reset waits for held claims and for refused ones whose pods remain, and logs which claims are left."""
 
     async def run() -> None:
         node = Closing(tmp_path, "x")
@@ -73,35 +73,31 @@ def test_reset_ends_when_the_last_claim_is_given_back(
 
 
 def test_reset_without_claims_waits_for_nothing(tmp_path: Path) -> None:
-    """No pod can be waiting for an answer."""
+    """A reset without claims does not wait."""
     node = Closing(tmp_path)
     asyncio.run(node.closing.serve_during(node.reset()))
     assert node.is_reset.is_set()
 
 
-def test_claims_whose_pods_ended_without_the_driver_are_not_waited_for(tmp_path: Path) -> None:
-    """The API server does not have them any more, or has another one of the name; one that it has stays."""
-
-    async def run() -> None:
-        node = Closing(tmp_path, "deleted", "anew", "kept", look_seconds=0.01)
-        node.api.claims["anew"] = document(result("1"), uid=uid_of("other"))
-        node.api.claims["kept"] = document(result("1"), uid=uid_of("kept"))
-        resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
-        while len(node.closing.book.left) > 1:
-            await asyncio.sleep(0.001)
-        while len(node.files()) > 1:
-            await asyncio.sleep(0.001)
-        assert list(node.closing.book.left) == [uid_of("kept")]
-        node.api.problem = Unavailable("down")
-        requests = len(node.api.requests)
-        while len(node.api.requests) == requests:
-            await asyncio.sleep(0.001)
-        assert list(node.closing.book.left) == [uid_of("kept")]
-        await node.unprepare("kept")
-        node.is_answered.set()
-        await resetting
-
-    asyncio.run(run())
+async def test_claims_whose_pods_ended_without_the_driver_are_not_waited_for(tmp_path: Path) -> None:
+    """A claim that was deleted, or replaced by one of the same name, is not waited for; an existing one is."""
+    node = Closing(tmp_path, "deleted", "anew", "kept", look_seconds=0.01)
+    node.api.claims["anew"] = document(result("1"), uid=uid_of("other"))
+    node.api.claims["kept"] = document(result("1"), uid=uid_of("kept"))
+    resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
+    while len(node.closing.book.left) > 1:
+        await asyncio.sleep(0.001)
+    while len(node.files()) > 1:
+        await asyncio.sleep(0.001)
+    assert list(node.closing.book.left) == [uid_of("kept")]
+    node.api.problem = Unavailable("down")
+    requests = len(node.api.requests)
+    while len(node.api.requests) == requests:
+        await asyncio.sleep(0.001)
+    assert list(node.closing.book.left) == [uid_of("kept")]
+    await node.unprepare("kept")
+    node.is_answered.set()
+    await resetting
 
 
 class GivenBackMeanwhile(FakeApi):
@@ -140,7 +136,7 @@ def test_reset_does_not_wait_for_a_silent_api_server_when_all_claims_are_given_b
 def test_file_that_cannot_be_deleted_does_not_end_the_reset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log names the claim, and the reset goes on with the others."""
+    """The log names the claim, and the reset continues with the others."""
 
     def remove(_: CDIFiles, uid: str) -> None:
         raise PermissionError(uid)

@@ -23,7 +23,7 @@ UID = uid_of("x")
 
 
 def test_driver_says_who_it_is(tmp_path: Path) -> None:
-    """The kubelet is given the path of the service as it is on the host."""
+    """The registration gives the kubelet the host's path of the service."""
 
     async def use(node: Node) -> None:
         info = await node.registration().ask("GetInfo", registration.InfoRequest(), registration.PluginInfo)
@@ -83,14 +83,14 @@ def test_each_claim_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (document(result("1"), uid=uid_of("other")), "was made anew, with another uid"),
+        (document(result("1"), uid=uid_of("other")), "was recreated with another uid"),
         (document(result(consumedCapacity=None), uid=UID), "says no consumedCapacity"),
-        (document(*[result("1")] * 200, uid=UID), "results is no list of at most 32"),
-        ([], "is no object"),
+        (document(*[result("1")] * 200, uid=UID), "results is not a list of at most 32"),
+        ([], "is not an object"),
     ],
 )
 def test_invalid_claim_is_refused_with_a_reason(tmp_path: Path, given: Any, text: str) -> None:
-    """The kubelet shows the reason in an event of the pod."""
+    """An invalid claim is refused with a reason, which the kubelet shows in an event of the pod."""
 
     async def use(node: Node) -> None:
         node.api.claims["x"] = given
@@ -108,7 +108,7 @@ def test_refused_reads_and_invalid_uids_are_errors(tmp_path: Path) -> None:
     async def use(node: Node) -> None:
         node.api.problem = Refused("403: forbidden")
         assert "cannot be read: 403: forbidden" in (await node.prepare("x"))["x"].error
-        assert "is no uid" in (await node.prepare("x", uid="../x"))["x"].error
+        assert "is not a uid" in (await node.prepare("x", uid="../x"))["x"].error
         assert node.api.requests == ["/apis/resource.k8s.io/v1/namespaces/test/resourceclaims/x"]
 
     on(tmp_path, use)
@@ -143,13 +143,13 @@ def test_unprepared_claim_that_waits_is_not_prepared(tmp_path: Path) -> None:
             await asyncio.sleep(0)
         assert await node.unprepare("x") == ""
         node.run_pass()
-        assert "given back in the meantime" in (await waiting)["x"].error
+        assert "unprepared in the meantime" in (await waiting)["x"].error
 
     on(tmp_path, use, cpus=0)
 
 
 def test_waiting_claims_share_one_request_per_backoff(tmp_path: Path) -> None:
-    """This holds for any number of waiting claims, which are all prepared after the outage."""
+    """Any number of waiting claims share one request per backoff, and all are prepared after the outage."""
 
     async def use(node: Node) -> None:
         names = [f"c{number:02}" for number in range(30)]
@@ -168,7 +168,7 @@ def test_waiting_claims_share_one_request_per_backoff(tmp_path: Path) -> None:
 
 
 def test_unavailable_api_server_is_the_reason(tmp_path: Path) -> None:
-    """The answer comes before the kubelet's deadline."""
+    """Prepare is refused before the kubelet's deadline with the unavailable API server as reason."""
 
     async def use(node: Node) -> None:
         node.api.problem = Unavailable("down")
@@ -242,11 +242,11 @@ def test_refused_registration_is_logged_once(tmp_path: Path, caplog: pytest.LogC
         assert not node.driver.plugin.is_registered
 
     on(tmp_path, use)
-    assert [it.message for it in caplog.records].count("the kubelet does not take the driver") == 1
+    assert [it.message for it in caplog.records].count("the kubelet refuses the driver") == 1
 
 
 def test_observing_agent_is_not_registered(tmp_path: Path) -> None:
-    """Its sockets are removed under the static policy of the kubelet, and return afterwards."""
+    """An observing agent removes its sockets under the kubelet's static policy, and creates them afterwards."""
 
     async def use(node: Node) -> None:
         socket = node.root / "plugins_registry/cpu.corepin.io-reg.sock"
@@ -318,7 +318,7 @@ def test_claim_deleted_during_a_restart_is_released(tmp_path: Path) -> None:
 
 
 def test_claim_deallocated_during_a_restart_is_released(tmp_path: Path) -> None:
-    """Its pod was deleted and its allocation changed during the restart, so that the kubelet calls no Unprepare."""
+    """A claim is released if its pod was deleted and it was deallocated during a restart, without an Unprepare."""
 
     async def use(node: Node) -> None:
         for name in ("x", "y", "z"):
@@ -333,7 +333,7 @@ def test_claim_deallocated_during_a_restart_is_released(tmp_path: Path) -> None:
 
 
 def test_claim_of_thirty_two_results_has_a_device_for_each(tmp_path: Path) -> None:
-    """All are in one file, and an agent without a checkpoint reads them from it."""
+    """The CDI file of a claim with 32 results has a device for each, and an agent without a checkpoint reads it."""
 
     async def use(node: Node) -> None:
         node.add("x", *[1] * 32)

@@ -1,4 +1,4 @@
-"""Claims that have CPUs, and for which the kubelet does not ask: it is reminded of them, ever less often."""
+"""Claims with CPUs that the kubelet has not prepared: the agent reminds it, at growing intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.clock import Clock
-from agent.dra.wakes import MOST_TRIES, Wakes
+from agent.dra.wakes import MOST_TRIES, NEW_SECONDS, Wakes
 from pinning.dra.claims import ClaimTimes
 
 AT = "2026-11-20T10:00:00Z"
 
 
 class World:
-    """A clock that the test moves, and the passes that are asked for."""
+    """A clock that the test moves, and the number of requested passes."""
 
     def __init__(self, first_seconds: float = 2.0) -> None:
         self.now = 100.0
@@ -30,13 +30,16 @@ class World:
         self.passes += 1
 
 
-def grants(**prepared: bool) -> Mapping[str, Any]:
-    """Return grants by uid, and whether the kubelet has asked for each."""
-    return {uid: SimpleNamespace(is_prepared=is_prepared) for uid, is_prepared in prepared.items()}
+def grants(pods: int = 1, **prepared: bool) -> Mapping[str, Any]:
+    """Return grants of claims of several pods by uid, each prepared by the kubelet or not."""
+    claim = SimpleNamespace(pods=frozenset(range(pods)))
+    return {
+        uid: SimpleNamespace(is_prepared=is_prepared, claim=claim) for uid, is_prepared in prepared.items()
+    }
 
 
 def test_first_try_is_two_seconds_after_the_claim_has_cpus() -> None:
-    """Within two seconds the kubelet usually calls Prepare for the claims of a new pod by itself."""
+    """The first reminder is sent after two seconds, in which the kubelet usually calls Prepare by itself."""
     world = World()
     world.wakes.passed(grants(a=False))
     world.now = 101.9
@@ -52,7 +55,7 @@ def test_first_try_is_two_seconds_after_the_claim_has_cpus() -> None:
 
 
 def test_tries_are_ever_rarer_and_end() -> None:
-    """Each is a write to the pod; after about two minutes the kubelet's own tries are as frequent."""
+    """The interval doubles, and reminders end after about a minute, because each is a write to the pod."""
     world, moments = World(), []
     world.wakes.passed(grants(a=False))
     for tenth in range(1, 6000):
@@ -66,7 +69,7 @@ def test_tries_are_ever_rarer_and_end() -> None:
 
 
 def test_pods_that_came_before_the_registration_are_tried_at_once() -> None:
-    """The kubelet has found no driver for them. Later pods are not."""
+    """Only pods from before the registration are reminded at once, because the kubelet found no driver for them."""
     world = World()
     world.wakes.registered(["a"])
     world.wakes.passed(grants(a=False, b=False))
@@ -74,8 +77,50 @@ def test_pods_that_came_before_the_registration_are_tried_at_once() -> None:
     assert (world.wakes.times["a"].tries, world.wakes.times["b"].tries) == (1, 0)
 
 
+def test_pods_of_a_claim_that_another_pod_has_prepared_are_tried_once() -> None:
+    """The kubelet found no driver for some of its pods, and then asked for the claim for another one."""
+    world = World()
+    world.wakes.registered([])
+    first = {**grants(pods=3, a=True), **grants(alone=True)}
+    world.wakes.passed(first)
+    world.now += NEW_SECONDS
+    world.wakes.passed({**first, **grants(pods=3, later=True)})
+    assert {uid: it.tries for uid, it in world.wakes.times.items()} == {"a": 1, "alone": 0, "later": 0}
+    assert world.wakes.times["a"].prepared == AT
+    world.wakes.passed({})
+    assert not world.wakes.times
+
+
+def test_pass_reports_that_the_other_pods_are_tried() -> None:
+    """The pass that prepared the claim has no tries yet."""
+
+    async def run() -> int:
+        world = World()
+        working = asyncio.create_task(world.wakes.run(world.request_pass))
+        world.wakes.registered([])
+        world.wakes.passed(grants(pods=2, a=True))
+        while not world.passes:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        working.cancel()
+        await asyncio.wait([working])
+        return world.passes
+
+    assert asyncio.run(run()) == 1
+
+
+def test_pods_of_a_claim_that_was_prepared_before_are_not_tried() -> None:
+    """The kubelet starts further pods of a prepared claim without the driver."""
+    world = World()
+    world.wakes.passed(grants(pods=3, a=True))
+    world.wakes.registered(["a"])
+    world.wakes.passed(grants(pods=3, a=True))
+    assert world.wakes.times["a"].tries == 0
+
+
 def test_restarted_kubelet_is_reminded_from_the_beginning() -> None:
-    """A restarted kubelet has not seen the earlier tries, so their number begins at 0."""
+    """After a restart of the kubelet the reminders are counted from 0, because it has not seen the earlier ones."""
     world = World()
     world.wakes.passed(grants(a=False))
     for world.now in (102.0, 104.0, 108.0):
@@ -87,14 +132,14 @@ def test_restarted_kubelet_is_reminded_from_the_beginning() -> None:
 
 
 def test_time_of_prepare_is_not_known_after_a_restart() -> None:
-    """The status of the pod keeps the one that it has."""
+    """After a restart of the agent the time of Prepare is unknown; the pod's status keeps it."""
     wakes = Wakes()
     wakes.passed(grants(a=True))
     assert wakes.times["a"] == ClaimTimes()
 
 
 def test_each_try_asks_for_a_pass() -> None:
-    """The pass reports it; a new claim ends the wait for an older one, and no claim waits for nothing."""
+    """Each reminder requests a pass, which writes it; without claims there is none."""
 
     async def run() -> World:
         world = World(first_seconds=0.0)

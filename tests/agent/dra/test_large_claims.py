@@ -1,0 +1,254 @@
+"""Many or large claims of short-lived pods: reads are rate-limited for each namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agent.dra.book import WAIT_SECONDS, ClaimBook
+from agent.dra.pod_claims import PodClaims
+from agent.dra.read_limit import BURST_BYTES, BYTES_A_SECOND, ReadLimit
+from agent.dra.reader import ClaimReader
+from agent.dra.refusals import Cause, RefusedPrepare
+from tests.agent import virtual_time
+from tests.agent.dra.driver_node import FakeApi, pod
+from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pinning.planning.observed import SeenPod
+
+PODS, EACH_SECONDS, LIFE_SECONDS, SIZE = 1000, 0.1, 2.0, 250_000
+
+
+def claim_of(name: str, size: int) -> dict[str, Any]:
+    """Return a claim of about this size that is not allocated."""
+    claim = document(uid=uid_of(name), allocation=None, reservedFor=None)
+    claim["metadata"]["annotations"] = {"filler": "x" * size}
+    return claim
+
+
+def large(name: str) -> dict[str, Any]:
+    """Return a large claim that is not allocated."""
+    return claim_of(name, SIZE)
+
+
+def unserved(name: str) -> dict[str, Any]:
+    """Return a large claim that is allocated as no Prepare serves it."""
+    return large(name) | {"status": document(result("2", adminAccess=True), uid=uid_of(name))["status"]}
+
+
+def noisy(name: str) -> SeenPod:
+    """Return a pod of the noisy namespace, with a claim of the same name."""
+    return replace(pod(name, name), namespace="noisy")
+
+
+class Churn:
+    """A node on which pods with large claims are created and deleted, in virtual time."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+        reader = ClaimReader(self.api, NODE, clock=virtual_time.now)  # type: ignore[arg-type]
+        self.claims = PodClaims(reader, clock=virtual_time.now)
+        self.book = ClaimBook(reader)
+        self.shown: list[SeenPod] = []
+
+    def read_of(self, namespace: str) -> int:
+        """Return the number of reads of a namespace's claims."""
+        return sum(f"/namespaces/{namespace}/" in path for path in self.api.requests)
+
+    def show(self, pods: list[SeenPod]) -> None:
+        """Let the watch show these pods."""
+        self.shown = pods
+        self.claims.follow(pods)
+
+    async def prepare(self, name: str, namespace: str = "noisy") -> RefusedPrepare:
+        """Let the kubelet prepare a claim that is not served; return the refusal."""
+        answer = await self.book.prepare(namespace, uid_of(name), name)
+        assert isinstance(answer, RefusedPrepare)
+        return answer
+
+    async def come_and_go(self, each: Callable[[int], SeenPod]) -> None:
+        """Create pods one after the other and delete each after its lifetime; pods of other namespaces stay."""
+        for number in range(PODS):
+            oldest = number - round(LIFE_SECONDS / EACH_SECONDS)
+            others = [it for it in self.shown if it.namespace != "noisy"]
+            self.show([*others, *(each(at) for at in range(max(0, oldest + 1), number + 1))])
+            await asyncio.sleep(EACH_SECONDS)
+
+
+def run(use: Callable[[Churn], Any]) -> None:
+    """Run a test beside the claim reader, in virtual time."""
+
+    async def working() -> None:
+        node = Churn()
+        reading = asyncio.create_task(node.claims.run(lambda: None))
+        await use(node)
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    virtual_time.run(working())
+
+
+def most_reads(seconds: float, size: int = SIZE) -> float:
+    """Return the highest number of first and repeated reads of claims of a size in this time."""
+    return (BURST_BYTES + 2 * BYTES_A_SECOND * seconds) / size + 1
+
+
+def test_pods_with_claims_of_their_own_are_read_at_the_limit() -> None:
+    """Reads for 1,000 pods in 100 seconds, each with its own claim of 250 kB, stay within the rate limit."""
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {f"n{number}": large(f"n{number}") for number in range(PODS)}
+        await node.come_and_go(lambda number: noisy(f"n{number}"))
+        assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS)
+
+    run(use)
+
+
+def test_many_small_claims_are_read_at_the_limit() -> None:
+    """Reads for 1,000 pods that come and go, each with 16 claims of 60 kB, stay within the rate limit in bytes."""
+    names = [f"n{number}" for number in range(16)]
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {name: claim_of(name, 60_000) for name in names}
+        await node.come_and_go(
+            lambda number: replace(noisy("n0"), uid=f"n{number}", claim_names=frozenset(names))
+        )
+        assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS, 60_000)
+
+    run(use)
+
+
+def test_pods_of_one_claim_are_read_at_the_limit() -> None:
+    """Reads of one claim, one for each pod that names it, stay within the rate limit."""
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {"x": large("x")}
+        await node.come_and_go(lambda number: replace(noisy("x"), uid=f"n{number}"))
+        assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS)
+
+    run(use)
+
+
+def test_claims_of_others_are_read_at_once() -> None:
+    """While one namespace is rate-limited, the claims of a pod in another one are read at once."""
+
+    async def use(node: Churn) -> None:
+        names = [f"n{number}" for number in range(100)]
+        node.api.claims = {name: large(name) for name in names} | {
+            "y": document(result("2"), uid=uid_of("y"))
+        }
+        node.show([noisy(name) for name in names])
+        await asyncio.sleep(1)
+        assert 0 < node.read_of("noisy") < 100
+        node.show([*node.shown, pod("a", "y")])
+        before = virtual_time.now()
+        while ("test", "y", "a") not in node.claims.read:
+            await asyncio.sleep(0)
+        assert virtual_time.now() - before < 0.01
+
+    run(use)
+
+
+def test_pods_that_stay_are_all_read() -> None:
+    """Claims of a namespace beyond the burst are read later, at 256 KiB a second."""
+
+    async def use(node: Churn) -> None:
+        names = [f"n{number}" for number in range(100)]
+        node.api.claims = {name: large(name) for name in names}
+        node.show([noisy(name) for name in names])
+        while len(node.claims.read) < len(names):
+            await asyncio.sleep(0.1)
+        wanted = (len(names) * SIZE - BURST_BYTES) / BYTES_A_SECOND
+        assert wanted - 2 < virtual_time.now() < wanted + 2
+
+    run(use)
+
+
+def test_pods_that_come_while_a_namespace_waits_are_read_without_a_pass() -> None:
+    """A pod that appears after all earlier claims were read is read without waiting for a pass."""
+
+    async def use(node: Churn) -> None:
+        names = [f"n{number}" for number in range(BURST_BYTES // SIZE + 2)]
+        node.api.claims = {name: large(name) for name in names}
+        node.show([noisy(name) for name in names[:-1]])
+        await asyncio.sleep(0.1)
+        assert len(node.claims.read) == len(names) - 1
+        node.show([noisy(name) for name in names])
+        await asyncio.sleep(2)
+        assert len(node.claims.read) == len(names)
+
+    run(use)
+
+
+def test_waiting_namespaces_cause_no_passes() -> None:
+    """Pods of a rate-limited namespace request no endless passes, though each pass lists them again."""
+    passes = []
+
+    async def use(node: Churn) -> None:
+        names = [f"n{number}" for number in range(100)]
+        node.api.claims = {name: large(name) for name in names}
+
+        def request_pass() -> None:
+            passes.append(virtual_time.now())
+            asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
+
+        reading = asyncio.create_task(node.claims.run(request_pass))
+        node.show([noisy(name) for name in names])
+        await asyncio.sleep(20)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert 0 < len(passes) < 200
+
+    virtual_time.run(use(Churn()))
+
+
+def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:
+    """Reads for Prepares that fail once a second for each of 20 pods stay within the rate limit, as users may change pods."""
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {f"n{number}": unserved(f"n{number}") for number in range(20)}
+        for _ in range(60):
+            for name in node.api.claims:
+                asyncio.create_task(node.prepare(name))  # noqa: RUF006 - as the kubelet, it waits for none of them
+            await asyncio.sleep(1)
+        first_reads = 20 * SIZE  # their sizes are not known before
+        assert 50 < node.read_of("noisy") <= most_reads(60) + first_reads / SIZE
+
+    run(use)
+
+
+def test_prepare_says_that_its_namespace_is_limited() -> None:
+    """A Prepare that waits for the rate limit of its namespace fails with this reason; one of another is read at once."""
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {"x": unserved("x")}
+        node.book._reader.limit.charge("noisy", BURST_BYTES + 2 * round(WAIT_SECONDS) * BYTES_A_SECOND)
+        assert (await node.prepare("x", "test")).cause is Cause.INVALID
+        assert virtual_time.now() < 1
+        refused = await node.prepare("x")
+        assert virtual_time.now() > WAIT_SECONDS - 1
+        assert refused.cause is Cause.UNREADABLE
+        assert "are read at 256 KiB a second" in refused.message
+        assert node.read_of("noisy") == 0
+
+    run(use)
+
+
+def test_limit_keeps_only_namespaces_that_wait() -> None:
+    """The limit forgets a namespace once its budget is restored."""
+    now = [0.0]
+    limit = ReadLimit(lambda: now[0])
+    for number in range(3):
+        limit.charge(f"n{number}", SIZE)
+    limit.charge("small", 0)
+    assert limit.wait("n0") <= 0
+    limit.charge("n0", 2 * BURST_BYTES)
+    assert limit.wait("n0") > BURST_BYTES / BYTES_A_SECOND
+    assert set(limit.buckets) == {"n0", "n1", "n2"}
+    now[0] = 1000.0
+    limit.charge("n3", SIZE)
+    assert set(limit.buckets) == {"n3"}

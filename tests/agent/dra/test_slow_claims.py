@@ -1,0 +1,197 @@
+"""Claims for which the API server needs longer than the agent waits, beside claims that it answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from agent.dra.book import ClaimBook
+from agent.dra.pod_claims import NO_ANSWER, PASS_SECONDS, PATIENCE_SECONDS, PodClaims
+from agent.dra.reader import ClaimReader
+from tests.agent import virtual_time
+from tests.agent.dra.driver_node import FakeApi, pod
+from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pinning.planning.observed import SeenPod
+
+SLOW = replace(pod("slow", "slow"), namespace="noisy")
+NAMES = [f"c{number}" for number in range(20)]
+
+
+@dataclass
+class SlowApi(FakeApi):
+    """An API server that never answers for some claims within the agent's patience."""
+
+    slow: set[str] = field(default_factory=lambda: {"slow"})
+
+    async def get(self, path: str) -> bytes:
+        """Return a claim."""
+        if path.rpartition("/")[2] in self.slow:
+            await asyncio.sleep(3 * PATIENCE_SECONDS)
+        return await super().get(path)
+
+
+class Node:
+    """A node with a pod of a slow claim, in virtual time; each pass shows all pods again."""
+
+    def __init__(self) -> None:
+        self.api = SlowApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES})
+        reader = ClaimReader(self.api, NODE, clock=virtual_time.now)  # type: ignore[arg-type]
+        self.claims = PodClaims(reader, clock=virtual_time.now)
+        self.book = ClaimBook(reader)
+        self.pods: list[SeenPod] = []
+        self.passes: list[tuple[float, frozenset[str]]] = []  # times of requests, with the known claims
+
+    def show(self, *pods: SeenPod) -> None:
+        """Let the watch show further pods."""
+        self.pods += pods
+        self.claims.follow(self.pods)
+
+    def request_pass(self) -> None:
+        """Run a pass soon."""
+        self.passes.append((virtual_time.now(), frozenset(self.claims.known)))
+        asyncio.get_running_loop().call_soon(self.show)
+
+    async def delay(self, shown: SeenPod) -> float:
+        """Show a pod, and return the seconds until its claims are known."""
+        begun = virtual_time.now()
+        self.show(shown)
+        while not {uid_of(name) for name in shown.claim_names} <= self.claims.known.keys():
+            await asyncio.sleep(0.001)
+        return virtual_time.now() - begun
+
+
+def run(use: Callable[[Node], Any]) -> None:
+    """Run a test beside a pod whose claim is read again and again."""
+
+    async def working() -> None:
+        node = Node()
+        reading = asyncio.create_task(node.claims.run(node.request_pass))
+        node.show(SLOW)
+        await use(node)
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    virtual_time.run(working())
+
+
+def test_claim_that_is_never_answered_delays_no_other_namespace() -> None:
+    """Claims of pods in other namespaces are read at once, at any moment of a read that is not answered."""
+
+    async def use(node: Node) -> None:
+        for name in NAMES:
+            await asyncio.sleep(0.7)
+            assert await node.delay(pod(name, name)) < 0.01
+
+    run(use)
+
+
+def test_claim_that_is_never_answered_is_the_last_of_its_namespace() -> None:
+    """Claims of the same namespace wait for the read that runs, and not for the next one."""
+
+    async def use(node: Node) -> None:
+        for name in NAMES:
+            await asyncio.sleep(0.7)
+            assert await node.delay(replace(pod(name, name), namespace="noisy")) <= PATIENCE_SECONDS
+
+    run(use)
+
+
+def test_claim_that_is_never_answered_holds_its_pod_up_once() -> None:
+    """After the first timeout a pod counts as read, although the API server answers for others; its claim has a reason."""
+
+    async def use(node: Node) -> None:
+        await asyncio.sleep(PATIENCE_SECONDS + 1)
+        for name in NAMES:
+            await node.delay(pod(name, name))
+            assert ("noisy", "slow", "slow") in node.claims.read
+            assert node.claims.problems == {("noisy", "slow"): NO_ANSWER}
+        node.api.slow.clear()
+        node.api.claims["slow"] = document(result("2"), uid=uid_of("slow"))
+        await asyncio.sleep(3 * PATIENCE_SECONDS)
+        assert node.claims.problems == {}
+
+    run(use)
+
+
+def test_claims_count_as_read_after_silence_in_two_namespaces_that_have_pods() -> None:
+    """An unread claim counts as read once reads in two namespaces were not answered; one whose pods ended does not count."""
+
+    async def use(node: Node) -> None:
+        new, more = ("test", "c0", "a"), replace(pod("more", "more"), namespace="more")
+        node.api.slow |= {"more", "c0"}
+        await asyncio.sleep(PATIENCE_SECONDS + 1)
+        node.pods.clear()
+        node.show(more)
+        await asyncio.sleep(PATIENCE_SECONDS + 1)
+        node.show(pod("a", "c0"))
+        assert new not in node.claims.read
+        node.show(SLOW)
+        while new not in node.claims.read:
+            await asyncio.sleep(0.1)
+        assert node.claims.problems == {
+            (it.namespace, name): NO_ANSWER for it in node.pods for name in it.claim_names
+        }
+
+    run(use)
+
+
+def show_together(node: Node) -> float:
+    """Show two pods whose claims are read at once, then three that the API server does not answer; return the time."""
+    names = ["c0", "c1", "x", "y", "z"]
+    node.api.slow |= {"x", "y", "z"}
+    node.show(*[replace(pod(name, name), namespace=f"n{at}") for at, name in enumerate(names)])
+    return virtual_time.now()
+
+
+def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
+    """A pass is requested for a complete pod within PASS_SECONDS, also if both readers wait for an answer by then."""
+
+    async def working() -> None:
+        node = Node()
+        reading = asyncio.create_task(node.claims.run(node.request_pass))
+        await asyncio.sleep(1)
+        begun = show_together(node)
+        await asyncio.sleep(PATIENCE_SECONDS / 2)
+        requested, known = node.passes[-1]
+        assert known == {uid_of("c0"), uid_of("c1")}
+        assert requested - begun < PASS_SECONDS + 0.01
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    virtual_time.run(working())
+
+
+def test_stopped_reader_requests_no_pass() -> None:
+    """No pass is requested after the end of the reads, also if one was due soon."""
+
+    async def working() -> None:
+        node = Node()
+        reading = asyncio.create_task(node.claims.run(node.request_pass))
+        await asyncio.sleep(1)
+        show_together(node)
+        await asyncio.sleep(PASS_SECONDS / 2)
+        passes = len(node.passes)
+        reading.cancel()
+        await asyncio.wait([reading])
+        await asyncio.sleep(1)
+        assert len(node.passes) == passes == 1
+
+    virtual_time.run(working())
+
+
+def test_prepare_of_a_slow_claim_delays_no_other_pod() -> None:
+    """While a claim is read for its pod and for a Prepare, claims of other pods are read at once."""
+
+    async def use(node: Node) -> None:
+        preparing = asyncio.create_task(node.book.prepare("noisy", uid_of("slow"), "slow"))
+        await asyncio.sleep(0.7)
+        assert await node.delay(pod("a", NAMES[0])) < 0.01
+        preparing.cancel()
+        await asyncio.wait([preparing])
+
+    run(use)
