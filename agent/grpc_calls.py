@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer", bound="Message")
-MESSAGE_BYTES: Final = 16 * 2**20  # longest message; the kubelet's own limit, as client and as server
+MESSAGE_BYTES: Final = 16 * 2**20  # longest message; the kubelet has the same limit, as client and as server
 _CODES: Final = {
     str(number): name
     for number, name in enumerate(
@@ -35,8 +35,10 @@ _CODES: Final = {
     )
 }
 _LATER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
-_TOO_LARGE: Final = "larger than max"  # in the error texts of Go's gRPC server and of ours
-# containerd, CRI-O: it only just ended; CRI-O without a code of gRPC: it was removed
+_TOO_LARGE: Final = (
+    "larger than max"  # part of the error text of an answer that is too long, in Go's gRPC and in ours
+)
+# the container has just ended (containerd, CRI-O), or was removed (CRI-O, without a gRPC code)
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created", "not found: ID does not exist")
 _PREFIX_BYTES: Final = 5  # length of the prefix of each message: whether it is compressed, and its length
 # Wire types of protobuf, and how long the fixed ones are.
@@ -138,7 +140,7 @@ class Calls:
     async def _finish(self, method: str, exchange: Exchange) -> None:
         """Read the end of an answer, and raise its error."""
         if await exchange.read_or_end(1):
-            raise self._translated(method, "INTERNAL", "the answer goes on after its message")
+            raise self._translated(method, "INTERNAL", "the answer has data after its message")
         self._check_status(method, exchange.headers)
 
     def _check_status(self, method: str, headers: Mapping[str, str]) -> None:

@@ -1,7 +1,8 @@
 """HTTP/2 requests over a unix socket and their answers, read piece by piece, with the library h2.
 
-grpcio holds each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself. Here
-a window of it is in memory. A connection carries one request at a time, so a caller that reads slowly delays no other.
+grpcio holds each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself.
+Here only one flow-control window of the message is in memory. A connection carries one request at a time, so a
+caller that reads slowly delays no other.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _INITIAL_WINDOW: Final = 65535  # initial flow-control window of a connection; o
 # Bytes of received frames that may stay unanswered: far below the window, and answers are no longer than they.
 _HELD_BYTES: Final = 1024
 # Longest time for which received frames stay unanswered; a server that checks for dead clients waits for seconds.
+# Go's server sends a ping with each request unless its last ping is unanswered, so a burst of calls gets one ping.
 _HELD_SECONDS: Final = 0.1
 _MOST_IDLE: Final = (
     2  # connections: two updates of containers run at a time, and a new one costs as much as a request
@@ -64,11 +66,12 @@ class Connection:
         self._protocol.local_settings = Settings(client=True, initial_values=_SETTINGS)
         self._protocol.initiate_connection()
         self._protocol.increment_flow_control_window(_WINDOW - _INITIAL_WINDOW)
+        self._preface = self._protocol.data_to_send()  # sent with the first request
         self._requests = 0
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._has_more = False  # the last read left bytes that have arrived
-        self._held = b""  # protocol replies that wait for the next write
-        self._unanswered = 0  # bytes that arrived since the last write, or since nothing was held
+        self._held = b""  # protocol replies that wait for a later write
+        self._unanswered = 0  # received bytes that the held replies answer
         self._held_since = 0.0  # loop time at which the first of these bytes arrived
 
     def takes(self, body: bytes) -> bool:
@@ -85,13 +88,15 @@ class Connection:
             raise ValueError(f"a request of {len(body)} bytes, at most {_REQUEST_BYTES} are sent")
         self._is_busy = True
         self._requests += 1
+        self._hold()
         try:
             stream = self._protocol.get_next_available_stream_id()
             self._protocol.send_headers(stream, headers)
             self._protocol.send_data(stream, body, end_stream=True)
         except H2Error as error:
             raise Broken(f"the connection takes no further request: {error}") from error
-        await self.write()
+        request, self._preface = self._preface + self._protocol.data_to_send(), b""
+        await self._write(request + self._replies() if self._is_due else request)
         return Exchange(self, stream)
 
     async def receive(self) -> list[Event]:
@@ -116,7 +121,7 @@ class Connection:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._held_since + _HELD_SECONDS):
                     return await self._reader.read(_READ_BYTES)
-            await self.write()
+            await self.reply()
         return await self._reader.read(_READ_BYTES)
 
     def took(self, size: int, stream: int) -> None:
@@ -124,26 +129,44 @@ class Connection:
         self._protocol.acknowledge_received_data(size, stream)
 
     def ended(self) -> None:
-        """Note that the answer has arrived."""
+        """Record that the answer has arrived."""
         self._is_busy = False
 
     async def answer(self) -> None:
-        """Send protocol replies, such as those to pings; hold a few, because the next request can carry them.
+        """Send protocol replies, such as those to pings; hold a few, because a later request can carry them.
 
-        Most of what a server sends needs no reply, and then no timer wakes the process for one.
+        Most frames from a server need no reply, and then no timer wakes the process.
         """
+        self._hold()
+        if self._unanswered > _HELD_BYTES:
+            await self.reply()
+
+    async def reply(self) -> None:
+        """Send the protocol replies."""
+        self._hold()
+        await self._write(self._replies())
+
+    @property
+    def _is_due(self) -> bool:
+        """Return whether replies are held that must be sent: many, or old ones."""
+        is_old = asyncio.get_running_loop().time() >= self._held_since + _HELD_SECONDS
+        return bool(self._held) and (is_old or self._unanswered > _HELD_BYTES)
+
+    def _hold(self) -> None:
+        """Hold the protocol replies to all that was received."""
         self._held += self._protocol.data_to_send()
         if not self._held:
             self._unanswered = 0
-        elif self._unanswered > _HELD_BYTES:
-            await self.write()
 
-    async def write(self) -> None:
-        """Send pending protocol frames; wait for a server that does not read."""
-        waiting = self._held + self._protocol.data_to_send()
-        self._held, self._unanswered = b"", 0
-        if waiting:
-            self._writer.write(waiting)
+    def _replies(self) -> bytes:
+        """Return the held replies, which the caller sends."""
+        replies, self._held, self._unanswered = self._held, b"", 0
+        return replies
+
+    async def _write(self, frames: bytes) -> None:
+        """Send frames; wait for a server that does not read."""
+        if frames:
+            self._writer.write(frames)
             await self._writer.drain()
 
     def close(self) -> None:
@@ -208,8 +231,7 @@ class Exchange:
     async def _receive(self) -> None:
         """Process received bytes; data is buffered until it is read, up to the window.
 
-        Protocol replies are sent before the next wait, a few of them with the next request or a moment later:
-        Go's server sends a ping with each request and needs no reply before it has answered itself.
+        Protocol replies are sent before the next wait, a few of them with a later request or a moment later.
         """
         for event in await self._connection.receive():
             self._happened(event)

@@ -37,7 +37,7 @@ def device_checks(facts: DeviceFacts) -> Iterator[Check]:
         return
     if facts.policy in REJECTING:
         message = "rejects pods of every QoS class whose devices the policy cannot put together (TopologyAffinityError)"
-        yield ok(subject, f"policy {facts.policy}: the kubelet {message}", f"if that is not meant: {BEST}")
+        yield ok(subject, f"policy {facts.policy}: the kubelet {message}", f"if this is not intended: {BEST}")
     elif facts.policy == "best-effort":
         yield ok(
             subject, "policy best-effort: the kubelet puts the devices of a container together where it can"

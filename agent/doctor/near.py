@@ -33,7 +33,7 @@ def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> It
         return
     if facts.counts is None:
         remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
-        yield unknown(subject, f"what the node publishes is not known ({facts.silence})", remedy)
+        yield unknown(subject, f"the published resources of the node are not known ({facts.silence})", remedy)
     elif observes:
         yield ok(subject, "no CPUs are counted beside devices, because corepin only observes here")
     elif facts.counts:

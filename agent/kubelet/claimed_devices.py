@@ -38,7 +38,9 @@ LONGEST_MISSING: Final = 4.0  # longest delay after a list that lacks a device
 # A restarted kubelet deletes all slices of its node, and drivers publish them again.
 MISSING_SECONDS: Final = 7.0
 REMEMBERED_SECONDS: Final = 600.0  # how long a missing device, or one without a NUMA node, is cached
-MOST_DRIVERS: Final = 64  # drivers of one node: further ones are not looked up
+MOST_DRIVERS: Final = (
+    64  # drivers of one node; a further one replaces one that was not used for REMEMBERED_SECONDS
+)
 MOST_MISSING: Final = 4096
 NO_GROUP: Final = (
     "the API server has no resource.k8s.io/v1: devices of claims are known from Kubernetes 1.34 on"
@@ -135,6 +137,7 @@ class _Driver:
     places: dict[tuple[str, str], Place] = field(default_factory=dict)
     # Time since which the lists lack a device, by pool and device name.
     missing: dict[tuple[str, str], float] = field(default_factory=dict)
+    used_at: float = 0.0
     listed_at: float = 0.0
     not_before: float = 0.0
     backoff: Backoff = field(default_factory=lambda: Backoff(LIST_SECONDS, LONGEST_SECONDS))
@@ -163,11 +166,11 @@ class ClaimedDevices:
         self._wake = asyncio.Event()
 
     def nodes_of(self, device: ClaimedDevice) -> CPUSet | None:
-        """Return the NUMA node of a device, empty if it has none; None: its slices are to be listed first."""
-        driver = self._driver(device.driver)
+        """Return the NUMA node of a device, empty if it has none; None: its slices must be listed first."""
+        key, now = (device.pool, device.name), self._clock()
+        driver = self._driver(device.driver, now)
         if driver is None:
             return EMPTY
-        key, now = (device.pool, device.name), self._clock()
         if key in driver.places:
             place = driver.places[key]
             if place == Place() and now - driver.listed_at >= REMEMBERED_SECONDS:
@@ -191,11 +194,25 @@ class ClaimedDevices:
         driver = self._drivers.get(device.driver)
         return driver.reason if driver else ""
 
-    def _driver(self, name: str) -> _Driver | None:
-        """Return the known devices of a driver; None for a name that no driver can have."""
-        if name not in self._drivers and (len(self._drivers) >= MOST_DRIVERS or not _DRIVER.fullmatch(name)):
-            return None
-        return self._drivers.setdefault(name, _Driver())
+    def _driver(self, name: str, now: float) -> _Driver | None:
+        """Return the known devices of a driver; None for a name that no driver can have, or if there is no room."""
+        driver = self._drivers.get(name)
+        if driver is None:
+            if not _DRIVER.fullmatch(name) or not self._makes_room(now):
+                return None
+            driver = self._drivers[name] = _Driver()
+        driver.used_at = now
+        return driver
+
+    def _makes_room(self, now: float) -> bool:
+        """Return whether another driver can be added; evict the least recently used one if it was not used for long."""
+        if len(self._drivers) < MOST_DRIVERS:
+            return True
+        name, oldest = min(self._drivers.items(), key=lambda item: item[1].used_at)
+        if name in self._wanted or now - oldest.used_at < REMEMBERED_SECONDS:
+            return False
+        del self._drivers[name]
+        return True
 
     def _want(self, name: str, driver: _Driver, now: float) -> None:
         if driver.not_before <= now:
@@ -248,7 +265,8 @@ class ClaimedDevices:
         if not driver.reason:
             logger.warning("devices of claims not known", extra={"facts": {"driver": name, "reason": reason}})
         driver.reason = f"the ResourceSlices of driver {name} cannot be read: {reason}"
-        driver.missing = dict.fromkeys(driver.missing, now)  # only successful lists count
+        # Only successful lists count.
+        driver.missing = dict.fromkeys(list(driver.missing)[-MOST_MISSING:], now)
         driver.not_before = now + (
             LONGEST_SECONDS if isinstance(error, TooLong) else driver.backoff.after(error)
         )

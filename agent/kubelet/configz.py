@@ -1,7 +1,7 @@
 """Read the kubelet's effective configuration from its `/configz`: CPU policy and reserved CPUs.
 
 The agent asks once, at start, and only if the operator enables it. It needs the right `nodes/configz` alone:
-`nodes/proxy` would give access to every container of the node. If the kubelet does not answer, the defaults stay.
+`nodes/proxy` would give access to every container of the node. If the kubelet does not answer, the defaults apply.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def adopt(config: NodeConfig, kubelet: KubeletConfig, topology: Topology, univer
         check_machine(topology, universe, adopted)
     except BadContract as problem:
         logger.warning(
-            "the kubelet's reserved CPUs are not taken", extra={"facts": {**facts, "reason": str(problem)}}
+            "the kubelet's reserved CPUs are not used", extra={"facts": {**facts, "reason": str(problem)}}
         )
         return config
-    logger.info("the kubelet's reserved CPUs are taken", extra={"facts": facts})
+    logger.info("the kubelet's reserved CPUs are used", extra={"facts": facts})
     return adopted
 
 
@@ -159,4 +159,4 @@ async def _fetch(api: Api, sleep: Callable[[float], Awaitable[None]]) -> bytes:
 
 def _log_silence(reason: str) -> None:
     facts = {"reason": reason, "remedy": REMEDY}
-    logger.warning("the kubelet's configuration is not known, defaults stay", extra={"facts": facts})
+    logger.warning("the kubelet's configuration is not known, defaults are used", extra={"facts": facts})

@@ -6,12 +6,16 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import TooLarge, Unavailable
+from pinning.truncate import truncate
 
 if TYPE_CHECKING:
     from agent.errors import AgentError
 
 ANSWER_BYTES: Final = 4 * 2**20  # longest answer: 80,000 devices; gRPC's usual limit
 HIGHEST_NODE: Final = 1023  # highest number of a NUMA node; the kernel's own limit is lower
+LONGEST_REASON: Final = (
+    300  # characters of an error, which come from the socket and go to pods' status and events
+)
 PCI: Final = re.compile(
     "[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
 )  # an address; it becomes part of a path
@@ -22,4 +26,4 @@ def result_of(error: AgentError) -> tuple[str, str]:
     if isinstance(error, TooLarge):
         return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
     result = "later" if isinstance(error, Unavailable) else "refused"
-    return result, f"the kubelet does not name devices: {error}"
+    return result, f"the kubelet does not name devices: {truncate(str(error), LONGEST_REASON)}"

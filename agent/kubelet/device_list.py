@@ -71,7 +71,7 @@ async def _pod(fields: Fields, asked: Collection[Name]) -> tuple[Name, Named | N
         name = texts[_NAMESPACE], texts[_NAME]
         if number in texts:
             if containers:
-                raise Refused("the kubelet's answer names a pod after its containers")
+                raise Refused("a pod's name comes after its containers in the kubelet's answer")
             texts[number] = (await fields.content()).decode(errors="replace")
         elif number == _CONTAINERS:
             containers += 1

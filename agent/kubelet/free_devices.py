@@ -1,4 +1,4 @@
-"""The free devices of the node from the kubelet's PodResources API: the allocatable less the assigned.
+"""The free devices of the node from the kubelet's PodResources API: the allocatable devices minus the assigned ones.
 
 The kubelet is asked when pods with devices start or end, then with backoff, and at least every
 LONGEST_SECONDS, because devices also fail and recover. It is asked only where the agent publishes the CPUs
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from agent.kubelet.call_limit import CallLimit
     from agent.metrics import Metrics
     from pinning.machine.near_rooms import Kinds
     from pinning.planning.observed import Observed
 
 MOST_DEVICES: Final = 20_000  # devices of the node; more entries of an answer are not read
 MOST_KINDS: Final = 1_000  # resource names
-FIRST_SECONDS, LONGEST_SECONDS = 0.25, 10.0  # backoff between rounds of two calls
+FIRST_SECONDS, LONGEST_SECONDS = 0.25, 10.0  # backoff between rounds
+CALLS: Final = 2  # of one round
 ROUND_SECONDS: Final = 1.0  # one round in this time on average
 BURST: Final = 2
 STALE_SECONDS: Final = 60.0  # age of the last answer after which the devices are not known
@@ -119,7 +121,11 @@ class FreeDeviceWatch:
     """Keeps the free devices of the node; `follow` and `known` are called by passes and never wait, `run` asks."""
 
     def __init__(
-        self, kubelet: FreeDeviceList, metrics: Metrics, clock: Callable[[], float] = monotonic
+        self,
+        kubelet: FreeDeviceList,
+        metrics: Metrics,
+        limit: CallLimit,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._kubelet = kubelet
         self._metrics = metrics
@@ -129,7 +135,8 @@ class FreeDeviceWatch:
         # Uids of pods with devices, and whether these ended.
         self._pods: frozenset[tuple[str, bool]] = frozenset()
         self._logged = ""  # the result of the last call, if it failed
-        self._bucket = TokenBucket(BURST, ROUND_SECONDS)
+        self._rounds = TokenBucket(BURST, ROUND_SECONDS)
+        self._limit = limit
         self._wake = asyncio.Event()
 
     def known(self) -> Kinds | None:
@@ -148,8 +155,9 @@ class FreeDeviceWatch:
         wait = FIRST_SECONDS
         while True:
             self._wake.clear()
-            while not self._bucket.take(self._clock()):
-                await asyncio.sleep(max(0.0, self._bucket.wait(self._clock())))
+            while not self._rounds.take(self._clock()):
+                await asyncio.sleep(max(0.0, self._rounds.wait(self._clock())))
+            await self._limit.turn(CALLS)
             if await self._ask():
                 request_pass()
             with suppress(TimeoutError):

@@ -66,7 +66,7 @@ class MountedState:
         """Return the file that the kubelet has replaced; empty if none."""
         for path in self._files:
             if _links(path) == 0 and _named(Path(path)) is KubeletPolicy.NONE:
-                return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may be another"
+                return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may have changed"
         return ""
 
 

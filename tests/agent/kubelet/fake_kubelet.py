@@ -18,6 +18,7 @@ from agent.kubelet.podresources_pb2 import (
     PodResources,
     TopologyInfo,
 )
+from tests.agent.grpc_serving import grpc_service
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 CPUsOf = Mapping[str, Iterable[int]]  # the CPUs of containers
@@ -61,18 +62,11 @@ class FakeKubelet:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve on the socket until the block ends."""
-        server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(self._list)  # bytes in, bytes out
         there = grpc.unary_unary_rpc_method_handler(self._allocatable)
         handlers = {"List": handler, "GetAllocatableResources": there}
-        service = grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers)
-        server.add_generic_rpc_handlers((service,))
-        server.add_insecure_port(f"unix://{self.socket}")
-        await server.start()
-        try:
+        async with grpc_service(self.socket, "v1.PodResourcesLister", handlers):
             yield
-        finally:
-            await server.stop(None)
 
     async def _allocatable(self, _: bytes, __: Any) -> bytes:
         self.asked += 1

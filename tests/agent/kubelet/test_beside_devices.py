@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.absent import NO_KUBELET, NoDevices
+from agent.errors import Refused
+from agent.kubelet.devices import LATE_FOR_SOME
 from agent.metrics import Metrics
 from agent.node_state import NodeState
 from agent.report.events import WARNINGS, Reason, events_between
 from agent.report.pod_status import pod_status
-from pinning.contract import DevicePolicy
+from agent.serve.state_json import to_json
+from pinning.contract import GATE_CONTAINER, DevicePolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.node_config import NodeConfig
-from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner
+from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, DeviceTimes, Observed, Owner
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.pinning.budgets import EXCLUSIVE, budgeted
 from tests.pinning.nodes import SNC
@@ -96,6 +100,39 @@ def test_a_container_is_placed_near_its_device(node: FakeNode) -> None:
     assert near(state) == {"yes": 1}
     assert devices.followed == {"a": ("test", "pod-a")}
     assert Reason.DEVICE_REMOTE not in {event.reason for event in events_between(None, state)}
+
+
+def test_nearness_is_what_the_kernel_keeps(node: FakeNode) -> None:
+    """A container whose cpuset the kernel does not let the agent write back is not near, whatever the plan says."""
+    given(node, 2)
+    number = node.start("a")
+    assert near(node.run(2)) == {"yes": 1}
+    node.cgroups.errors[node.cgroup(number)] = node.runtime.errors[number] = Refused("the kernel refuses")
+    node.cpusets[node.cgroup(number)] = CPUSet([12, 13])
+    state = node.run()
+    assert (state.pods[0].containers[0].cpus, near(state)) == (CPUSet([8, 9]), {"no": 1})
+    assert status(state)["devices"][0]["near"] is False
+
+
+def test_addresses_of_devices_are_not_shown(node: FakeNode) -> None:
+    """Status, events and the local socket have no PCI address of a device, because it names hardware of others too."""
+    given(node).devices[OWNER] = (Device(GPU, CPUSet([2]), "0000:41:00.0"),)
+    node.start("a")
+    state = node.run(2)
+    shown = pod_status(state.pods[0], None) or "", to_json(state).decode()
+    assert all(GPU in text and "0000:41" not in text for text in shown)
+    assert "0000:41" not in str(events_between(None, state))
+
+
+def test_status_has_the_times_of_the_kubelets_answer(node: FakeNode) -> None:
+    """The status says when the kubelet was asked and had answered, also after a restart of the agent."""
+    times = {"devicesAsked": "2026-11-20T10:00:00Z", "devicesNamed": "2026-11-20T10:00:01Z"}
+    given(node, 2).times = {"a": DeviceTimes(*times.values())}
+    node.start("a")
+    before = pod_status(node.run(2).pods[0], None)
+    assert times.items() <= json.loads(before or "{}")["containers"]["c0"].items()
+    given(node, 2)
+    assert pod_status(node.run(2).pods[0], before) == before
 
 
 def test_devices_known_later_move_the_container(node: FakeNode) -> None:
@@ -192,6 +229,20 @@ def test_shared_cpus_do_not_count_for_nearness(node: FakeNode) -> None:
     assert near(node.run(3)) == {"yes": 1}
 
 
+def test_devices_that_may_not_be_all_are_not_saved(node: FakeNode) -> None:
+    """Devices of an answer that may be incomplete are not saved, so that the next agent asks for them again."""
+    requiring(node, PLAIN)
+    devices = given(node, 2)
+    devices.reasons = {OWNER: DEVICES_NOT_NAMED}
+    node.start("a")
+    state = node.run(2)
+    assert status(state)["devices"][0]["nodes"] == [2]
+    assert status(state)["devicesUnknown"] == DEVICES_NOT_NAMED
+    node.devices = again = FakeDevices()
+    node.new_agent()
+    assert again.resumed == {}
+
+
 def test_devices_survive_a_restart_but_no_reboot(node: FakeNode) -> None:
     """Devices are in the checkpoint, and dropped after a reboot, because node numbers may change."""
     given(node, 2)
@@ -227,10 +278,10 @@ def test_unknown_devices_are_one_event_for_each_cause(node: FakeNode) -> None:
     node.start("a")
     state = node.run(2)
     assert reasons(None, state) == []
-    for cause in ("the kubelet is silent", "the kubelet answers junk"):
+    for cause in ("the kubelet is silent", "the kubelet answers junk", LATE_FOR_SOME):
         devices.reasons = {OWNER: cause}
         before, state = state, node.run()
-        text = f"container c0: {cause}: until then its CPUs are chosen without regard to its devices"
+        text = f"container c0: {cause}: until then its CPUs are chosen without regard to devices that are not known"
         assert reasons(before, state) == [(Reason.DEVICES_UNKNOWN, text)]
         before, state = state, node.run()
         assert reasons(before, state) == []
@@ -239,23 +290,42 @@ def test_unknown_devices_are_one_event_for_each_cause(node: FakeNode) -> None:
 
 
 def test_a_container_that_requires_its_devices_waits_for_them(node: FakeNode) -> None:
-    """The refusal is in the status at once, which holds the gate, and an event if the reason is unusual."""
+    """The refusal is at once in the status of a pod with a gate, and an event if the reason is unusual."""
     devices = given(node)
     requiring(node, Wish("2", policy="exclusive", devices="require"))
     state = node.run(2)
-    assert status(state)["refusal"]["reason"] == "DevicesUnknown"
-    assert status(state)["refusal"]["blocksStart"] is True
+    gate = replace(state.pods[0].containers[0], name=GATE_CONTAINER)
+    gated = replace(state, pods=(replace(state.pods[0], containers=(gate, *state.pods[0].containers)),))
+    assert status(gated)["refusal"]["reason"] == "DevicesUnknown"
+    assert status(gated)["refusal"]["blocksStart"] is True
     assert reasons(None, state) == []
-    devices.reasons = {OWNER: "the kubelet is silent"}
-    before, state = state, node.run()
-    ((reason, message),) = reasons(before, state)
-    assert (reason, message.partition(";")[0]) == (Reason.UNPINNABLE, "DevicesUnknown: the kubelet is silent")
+    for cause in (MORE_MAY_FOLLOW, LATE_FOR_SOME, "the kubelet is silent"):
+        devices.reasons = {OWNER: cause}
+        before, state = state, node.run()
+        told = [(reason, message.partition(";")[0]) for reason, message in reasons(before, state)]
+        expected = (Reason.UNPINNABLE, f"DevicesUnknown: {cause}")
+        assert told == ([] if cause == MORE_MAY_FOLLOW else [expected])
 
     devices.devices, devices.reasons = {OWNER: (Device(GPU, CPUSet([2])),)}, {}
     number = node.start("a")
     state = node.run(2)
     assert (node.cpus(number), near(state)) == ("8-9", {"yes": 1})
     assert "refusal" not in status(state)
+
+
+def test_status_wakes_the_kubelet_after_a_rejected_start(node: FakeNode) -> None:
+    """Once its devices are known a pod is written if its start was rejected, and otherwise when it runs."""
+    devices = given(node)
+    node.container_watch = watch = FakeWatch(node)
+    node.new_agent()
+    requiring(node, Wish("2", policy="exclusive", devices="require"))
+    (pod,) = node.run(2).pods
+    assert pod_status(pod, None) is None
+    assert "DevicesUnknown" in watch.create("a")
+    devices.devices, devices.reasons = {OWNER: (Device(GPU, CPUSet([2])),)}, {}
+    (pod,) = node.run().pods
+    assert json.loads(pod_status(pod, None) or "{}")["containers"]["c0"]["cpus"] == "8-9"
+    assert pod_status(replace(pod, was_rejected=False), None) is None
 
 
 def test_required_devices_without_a_kubelet_are_refused(node: FakeNode) -> None:
@@ -270,7 +340,7 @@ def test_required_devices_without_a_kubelet_are_refused(node: FakeNode) -> None:
 
 
 def test_pool_that_requires_devices_without_a_kubelet_is_refused(node: FakeNode) -> None:
-    """The pod of this pool has a budget, and no container with CPUs of its own."""
+    """A pool that requires devices is refused without a kubelet."""
     node.devices = NoDevices()
     node.new_agent()
     words = {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}

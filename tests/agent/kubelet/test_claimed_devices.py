@@ -17,6 +17,7 @@ from agent.kubelet.claimed_devices import (
     LONGEST_SECONDS,
     MISSING_SECONDS,
     MOST_DRIVERS,
+    MOST_MISSING,
     NO_GROUP,
     REMEMBERED_SECONDS,
     ClaimedDevices,
@@ -25,6 +26,7 @@ from agent.kubelet.device_list import ClaimedDevice
 from apiserver.access import Access
 from apiserver.client import Api
 from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.environments.waiting import settle
 
 DRIVER = "gpu.example.com"
 NUMA, PCI = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID"
@@ -32,7 +34,7 @@ GPU = ClaimedDevice("claim", DRIVER, "pool", "gpu-0")
 
 
 def device(name: str, **attributes: Any) -> dict[str, Any]:
-    """Return a device with these attributes, by `numa` and `pci`."""
+    """Return a device with attributes for its NUMA node and its PCI address."""
     names = {"numa": NUMA, "pci": PCI}
     return {"name": name, "attributes": {names.get(key, key): value for key, value in attributes.items()}}
 
@@ -40,7 +42,7 @@ def device(name: str, **attributes: Any) -> dict[str, Any]:
 def slice_of(
     *devices: dict[str, Any], pool: str = "pool", generation: int = 1, of: int = 1
 ) -> dict[str, Any]:
-    """Return one slice of a pool of this many."""
+    """Return one slice of a pool that has this many slices."""
     named = {"name": pool, "generation": generation, "resourceSliceCount": of}
     return {"spec": {"driver": DRIVER, "nodeName": "node-1", "pool": named, "devices": list(devices)}}
 
@@ -95,12 +97,6 @@ def play(scenario: Scenario, root: Path = Path("/nowhere")) -> Server:
 
     asyncio.run(run())
     return server
-
-
-async def settled() -> None:
-    """Let the loop take turns."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +183,14 @@ def test_a_missing_device_has_no_node_after_a_while() -> None:
 
     async def scenario(server: Server, devices: ClaimedDevices, _: Callable[[], Awaitable[None]]) -> None:
         while devices.nodes_of(GPU) is None:
-            await settled()
+            await settle()
             server.now += 0.5
         assert server.now >= 1000 + MISSING_SECONDS
         assert len(server.selectors) <= 7
         lists = len(server.selectors)
         server.now += REMEMBERED_SECONDS / 2
         assert devices.nodes_of(GPU) == EMPTY
-        await settled()
+        await settle()
         assert len(server.selectors) == lists
 
     play(scenario)
@@ -233,7 +229,7 @@ def test_a_device_without_a_node_is_looked_up_again_after_ten_minutes() -> None:
 def test_failed_lists_are_retried_seldom(
     status: int, body: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The device stays unknown with the reason, which is logged once, and ten minutes see few lists."""
+    """While lists fail the device stays unknown with the reason, logged once, and lists are retried rarely."""
 
     async def scenario(
         server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
@@ -242,7 +238,7 @@ def test_failed_lists_are_retried_seldom(
         assert devices.reason(GPU) == ""
         for _ in range(600):
             assert devices.nodes_of(GPU) is None
-            await settled()
+            await settle()
             server.now += 1
             if not server.selectors or not devices.reason(GPU):
                 await listed()
@@ -266,7 +262,7 @@ def test_a_name_that_no_driver_has_causes_no_call(name: str) -> None:
 
     async def scenario(server: Server, devices: ClaimedDevices, _: Callable[[], Awaitable[None]]) -> None:
         assert devices.nodes_of(GPU._replace(driver=name)) == EMPTY
-        await settled()
+        await settle()
         assert (server.selectors, devices.reason(GPU._replace(driver=name))) == ([], "")
 
     play(scenario)
@@ -288,6 +284,29 @@ def test_drivers_are_listed_one_a_second_and_are_limited() -> None:
     play(scenario)
 
 
+def test_unused_driver_is_evicted() -> None:
+    """A driver that comes after many others replaces the one that was not used for the longest time, after ten minutes."""
+
+    async def scenario(
+        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
+    ) -> None:
+        server.slices = [slice_of(device("gpu-0", numa={"int": 1}))]
+        many = [GPU._replace(driver=f"d{at}.example.com") for at in range(MOST_DRIVERS)]
+        for it in many:
+            devices.nodes_of(it)
+            await listed()
+        server.now += REMEMBERED_SECONDS / 2
+        assert [devices.nodes_of(it) for it in many[1:]] == [CPUSet([1])] * (MOST_DRIVERS - 1)
+        assert devices.nodes_of(GPU) == EMPTY
+        server.now += REMEMBERED_SECONDS / 2
+        assert devices.nodes_of(GPU) is None
+        await listed()
+        assert devices.nodes_of(GPU) == CPUSet([1])
+        assert devices.nodes_of(many[0]) == EMPTY
+
+    play(scenario)
+
+
 def test_a_pool_of_very_many_devices_is_read() -> None:
     """A driver may have 2,688 devices with other attributes in 21 slices."""
 
@@ -305,5 +324,25 @@ def test_a_pool_of_very_many_devices_is_read() -> None:
         devices.nodes_of(last)
         await listed()
         assert devices.nodes_of(last) == CPUSet([1])
+
+    play(scenario)
+
+
+def test_devices_that_no_list_has_are_bounded() -> None:
+    """While lists fail only the last missing devices are remembered."""
+
+    async def scenario(
+        server: Server, devices: ClaimedDevices, next_list: Callable[[], Awaitable[None]]
+    ) -> None:
+        server.status = 403
+        for number in range(MOST_MISSING + 10):
+            assert devices.nodes_of(GPU._replace(name=str(number))) is None
+        await next_list()
+        missing = devices._drivers[DRIVER].missing
+        assert (len(missing), ("pool", "9") in missing, ("pool", "10") in missing) == (
+            MOST_MISSING,
+            False,
+            True,
+        )
 
     play(scenario)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
-from agent.kubelet.device_list import Name
+from agent.kubelet.call_limit import BURST, CALLS_PER_SECOND
+from agent.kubelet.call_results import LONGEST_SECONDS, OLD_SECONDS, REASON_SECONDS
 from agent.kubelet.devices import (
-    BURST,
-    CALLS_PER_SECOND,
     LATE,
     LATE_SECONDS,
-    REASON_SECONDS,
     TOO_MANY,
     KubeletDevices,
 )
 from agent.metrics import Metrics
 from pinning.contract import DevicePolicy
-from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
-from pinning.planning.node_config import DEFAULT, NodeConfig
+from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import (
     DEVICES_NOT_NAMED,
-    Observed,
+    DeviceTimes,
     Owner,
-    SeenContainer,
     SeenPod,
-    State,
 )
 from tests.agent import virtual_time
+from tests.agent.kubelet.device_scene import Scene, observed, stage
 from tests.agent.kubelet.fake_list import FakeList
-from tests.pinning.machines import FLAT
 
 GPU = "nvidia.com/gpu"
 NEAR = Device(GPU, CPUSet([1]))
@@ -44,7 +39,7 @@ NEAR = Device(GPU, CPUSet([1]))
 def seen(
     uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "", irq: str = ""
 ) -> SeenPod:
-    """Return a pod of the API, with a device policy, or one for interrupts, if a word is given."""
+    """Return a pod of the API, with a policy for devices or interrupts if a word is given."""
     limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
     annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
     annotations |= {"device-policy.corepin.io/pod": word} if word else {}
@@ -55,59 +50,6 @@ def seen(
             "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]},
         }
     )
-
-
-def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
-    """Return a node with these pods; those in `live` have a running container."""
-    containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
-    return Observed(FLAT, FLAT.online, pods, tuple(containers))
-
-
-class Scene:
-    """The devices with their kubelet; `passes` counts the requested passes."""
-
-    def __init__(self, config: NodeConfig = DEFAULT) -> None:
-        self.kubelet, self.metrics, self.passes = FakeList(), Metrics(), 0
-        self.keeper = KubeletDevices(self.kubelet, self.metrics, config, virtual_time.now)  # type: ignore[arg-type]
-
-    def request_pass(self) -> None:
-        """Count a requested pass."""
-        self.passes += 1
-
-    def lists(self, *devices: Device, name: str = "a") -> None:
-        """Set the devices of a pod's container in the kubelet."""
-        self.kubelet.pods[("ns", name)] = [{"c": devices}]
-
-    def see(self, *pods: SeenPod, live: Iterable[str] = (), names: dict[str, Name] | None = None) -> None:
-        """Run a pass with these pods, and containers of those in `live`."""
-        self.keeper.follow(observed(*pods, live=live), names or dict.fromkeys(live, ("ns", "a")))
-
-    async def calls(self, number: int) -> None:
-        """Wait for this number of calls."""
-        while len(self.kubelet.at) < number:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.002)
-
-    @property
-    def known(self) -> dict[Owner, tuple[Device, ...]]:
-        """The known devices."""
-        return dict(self.keeper.known())
-
-
-def stage(scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT) -> Scene:
-    """Run a scenario beside the devices' task, in virtual time."""
-    scene = Scene(config)
-
-    async def run() -> None:
-        work = asyncio.create_task(scene.keeper.run(scene.request_pass))
-        await asyncio.sleep(0)
-        async with asyncio.timeout(20):
-            await scenario(scene)
-        assert not work.done()
-        work.cancel()
-
-    virtual_time.run(run())
-    return scene
 
 
 def test_answer_with_devices_counts_at_once() -> None:
@@ -166,7 +108,7 @@ def test_device_policy_enables_calls_to_the_kubelet(node: str, word: str, is_ask
 
 
 def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
-    """A pod with a budget whose containers have no CPUs of their own has devices beside which its pool is placed."""
+    """The pool of a pod with a budget is placed beside devices, so the kubelet is asked for them."""
     limits = {"cpu": 4}
     pod = SeenPod.of(
         {
@@ -195,7 +137,7 @@ def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
 
 @pytest.mark.parametrize(("irq", "is_asked"), [("devices", True), ("eth0", False)])
 def test_interrupts_of_devices_need_the_kubelets_answer(irq: str, is_asked: bool) -> None:
-    """The container's CPUs need not be beside its devices."""
+    """The kubelet is asked for devices whose interrupts follow the container, also with `device-policy: none`."""
 
     async def scenario(scene: Scene) -> None:
         scene.see(seen("u", irq=irq))
@@ -306,6 +248,27 @@ def test_devices_are_kept_until_the_pod_is_deleted() -> None:
     stage(scenario)
 
 
+def test_times_of_the_call_and_of_the_answer_are_kept_with_the_devices() -> None:
+    """The times at which the agent began to ask and knew the devices are kept until the pod is deleted."""
+    clock = SetClock()
+    kubelet = FakeList()
+    keeper = KubeletDevices(kubelet, Metrics(), clock=clock, time_of_day=lambda: f"{clock.now:g}")  # type: ignore[arg-type]
+
+    async def run() -> None:
+        clock.now = 3
+        keeper.follow(observed(seen("u")), {})
+        await keeper._ask()
+        assert keeper.times == {}
+        clock.now = 5
+        kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
+        await keeper._ask()
+        assert keeper.times == {"u": DeviceTimes("3", "5")}
+        keeper.follow(observed(), {})
+        assert keeper.times == {}
+
+    asyncio.run(run())
+
+
 def test_devices_of_a_checkpoint_are_not_requested_again() -> None:
     """Devices known from the checkpoint cause no call."""
 
@@ -366,6 +329,24 @@ def test_failed_call_is_retried(
     )
     assert count == len(scene.kubelet.at) - 1
     assert caplog.text.count("devices not known") == 1
+
+
+def test_calls_and_waits_are_measured() -> None:
+    """Each call is in the histogram of calls, and each pod once in that of the time until its devices were known."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(seen("u"))
+        await scene.calls(3)
+        scene.lists(NEAR)
+        await scene.calls(4)
+
+    scene = stage(scenario)
+    value = scene.metrics.registry.get_sample_value
+    assert value("corepin_agent_podresources_seconds_count") == 4
+    assert value("corepin_agent_devices_unknown_seconds_count") == 1
+    waited = value("corepin_agent_devices_unknown_seconds_sum")
+    assert waited is not None
+    assert 0.1 < waited < 0.3  # after 25, 75 and 175 ms
 
 
 def test_alternating_errors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -431,6 +412,64 @@ def test_missing_devices_are_reported_after_five_seconds() -> None:
         assert passes == [False, False, True, False]
 
     asyncio.run(run())
+
+
+def test_devices_of_every_late_pod_are_reported() -> None:
+    """A second pod that waits for five seconds requests a pass too, ten seconds after the first one's at the earliest."""
+
+    async def run() -> None:
+        clock = SetClock()
+        keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
+        first, second = seen("u"), seen("v", "b")
+        passes = []
+        for clock.now, pods in (
+            (0.0, (first,)),
+            (5.0, (first, second)),
+            (10.0, (first, second)),
+            (15.0, (second,)),
+        ):
+            keeper.follow(observed(*pods), {})
+            passes.append(await keeper._ask())
+        assert passes == [False, True, False, True]
+
+    asyncio.run(run())
+
+
+def test_calls_for_a_pod_that_waits_for_minutes_are_rare() -> None:
+    """After three minutes the kubelet is asked every 30 seconds, again at once at the sandbox, and each second if it fails."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(seen("u"))
+        await asyncio.sleep(OLD_SECONDS)
+        before = len(scene.kubelet.at)
+        assert OLD_SECONDS <= before < OLD_SECONDS + 10
+        await asyncio.sleep(1000)
+        assert 1000 // LONGEST_SECONDS <= len(scene.kubelet.at) - before <= 40
+        scene.kubelet.error, before = Unavailable("silent"), len(scene.kubelet.at)
+        await asyncio.sleep(LONGEST_SECONDS + 60)
+        assert 60 <= len(scene.kubelet.at) - before <= LONGEST_SECONDS + 70
+        scene.kubelet.error = None
+        await asyncio.sleep(100)
+        scene.lists(NEAR)
+        scene.keeper.sandbox_started("u")
+        await asyncio.sleep(0.1)
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+
+    stage(scenario, seconds=3600)
+
+
+def test_sandbox_in_the_runtimes_list_is_followed_by_a_call() -> None:
+    """Without NRI a pass shows the sandbox of a pod that has waited for minutes, and the kubelet is asked at once."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.see(seen("u"))
+        await asyncio.sleep(OLD_SECONDS + 2 * LONGEST_SECONDS)
+        scene.lists(NEAR)
+        scene.see(seen("u"), live=["u"])
+        await asyncio.sleep(0.1)
+        assert scene.known == {Owner("u", "c"): (NEAR,)}
+
+    stage(scenario, seconds=3600)
 
 
 def test_calls_are_rate_limited() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice, devices_of
-from agent.kubelet.devices import KubeletDevices
+from agent.kubelet.devices import LATE_FOR_SOME, LATE_SECONDS, KubeletDevices
 from agent.kubelet.podresources_pb2 import (
     ClaimResource,
     ContainerDevices,
@@ -19,7 +19,8 @@ from agent.kubelet.podresources_pb2 import (
 from agent.metrics import Metrics
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
-from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner, SeenPod
+from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, Observed, Owner, SeenPod
+from tests.agent import virtual_time
 from tests.agent.kubelet.fake_list import FakeList
 from tests.pinning.machines import FLAT
 
@@ -27,6 +28,7 @@ DRIVER, NIC = "gpu.example.com", "example.com/nic"
 OWNER = Owner("u", "c")
 GPU = ClaimedDevice("gpu", DRIVER, "pool", "gpu-0")
 OTHER = ClaimedDevice("gpu", DRIVER, "pool", "gpu-1")
+PLUGGED = Device(NIC, CPUSet([0]))
 CPUS = ClaimedDevice("cpus", "cpu.corepin.io", "node-1", "cpudevnuma000")
 
 
@@ -68,7 +70,7 @@ class Slices:
         return self.why
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Keep what announces a list."""
+        """Record the callback that announces a list."""
         self.changed = changed
 
 
@@ -133,8 +135,27 @@ def claim(name: str, *devices: str) -> DynamicResource:
     return DynamicResource(claim_name=name, claim_resources=resources)
 
 
+def test_pod_that_waits_for_its_sandbox_is_reported_after_five_seconds() -> None:
+    """A pod with a device of each claim is not asked for, and its reason still requests a pass when it is late."""
+    kubelet, passes = FakeList(), list[float]()
+    keeper = KubeletDevices(kubelet, Metrics(), clock=virtual_time.now, claims=Slices())  # type: ignore[arg-type]
+    kubelet.pods[("ns", "a")] = [{"c": (GPU,)}]
+
+    async def run() -> None:
+        work = asyncio.create_task(keeper.run(lambda: passes.append(virtual_time.now())))
+        keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {})
+        await asyncio.sleep(3 * LATE_SECONDS)
+        assert keeper.unknown() == {OWNER: LATE_FOR_SOME}
+        work.cancel()
+
+    virtual_time.run(run())
+    assert [at >= LATE_SECONDS for at in passes] == [False, True]
+    assert passes[1] < LATE_SECONDS + 1
+    assert len(kubelet.at) == 1
+
+
 def test_claimed_devices_are_read_after_those_of_plugins() -> None:
-    """Claims that no driver has prepared have none, and too many are not read."""
+    """Devices of claims follow those of plugins; an unprepared claim has none, and too many are not read."""
     nic = Device(NIC, EMPTY)
     assert devices_of(listed(claim("gpu", "gpu-1", "gpu-0"), claim("b"))) == (nic, GPU, OTHER)
     many = [str(at) for at in range(MOST_ENTRIES + 1)]
@@ -146,11 +167,13 @@ def test_claimed_devices_are_read_after_those_of_plugins() -> None:
 
 
 def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
-    """The device is listed under the name of its driver, with its PCI address; CPUs from a driver of CPUs are no devices."""
+    """A claim's device has its driver's name, PCI address and NUMA node; CPUs of a CPU driver are no devices."""
 
     async def scenario(scene: Scene) -> None:
         scene.slices.addresses[GPU] = "0000:41:00.0"
         scene.lists(CPUS, GPU)
+        scene.keeper.sandbox_started("u")
+        await asyncio.sleep(0.002)
         scene.see(pod("gpu", "cpus"))
         assert dict(scene.keeper.unknown()) == {OWNER: DEVICES_NOT_NAMED}
         await scene.calls()
@@ -161,23 +184,27 @@ def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
 
 
 def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
-    """A claim that is not prepared yet may have devices; one that the kubelet never lists is not known."""
+    """An answer without all claims is asked for again at the sandbox; a claim still missing is a device without a node.
+
+    The other devices count in the meantime.
+    """
 
     async def scenario(scene: Scene) -> None:
         scene.lists(Device(NIC, CPUSet([0])), GPU)
         scene.see(pod("gpu", "nic", plugin=True))
         await scene.calls(2)
-        assert scene.known is None
+        first = scene.known
+        assert first == (Device(NIC, CPUSet([0])), Device(DRIVER, CPUSet([1])))
+        assert scene.keeper.unknown() == {OWNER: MORE_MAY_FOLLOW}
         scene.keeper.sandbox_started("u")
         await scene.calls()
-        unknown = Device("resourceclaim/nic", EMPTY)
-        assert scene.known == (Device(NIC, CPUSet([0])), Device(DRIVER, CPUSet([1])), unknown)
+        assert scene.known == (*first, Device("resourceclaim/nic", EMPTY))
 
     stage(scenario)
 
 
 def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
-    """A claim of two drivers is prepared in parts, so that the kubelet is asked once more."""
+    """An answer from before the sandbox is asked for again, because a claim of two drivers is prepared in parts."""
 
     async def scenario(scene: Scene) -> None:
         scene.lists(GPU)
@@ -187,9 +214,10 @@ def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
         assert first == (Device(DRIVER, CPUSet([1])),)
         scene.see(pod("gpu"))
         scene.lists(GPU, OTHER)
+        assert (scene.keeper.unknown(), len(scene.kubelet.at)) == ({OWNER: MORE_MAY_FOLLOW}, 1)
         scene.keeper.sandbox_started("u")
-        assert scene.keeper.unknown() == {}
         await scene.calls()
+        assert scene.keeper.unknown() == {}
         assert scene.known == (*first, Device(DRIVER, CPUSet([0])))
         assert scene.passes == 2
         scene.see(pod("gpu"))
@@ -201,8 +229,8 @@ def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
     stage(scenario)
 
 
-def test_equal_answer_at_the_sandbox_requests_no_pass() -> None:
-    """Without NRI the runtime shows the sandbox in a pass."""
+def test_equal_answer_at_the_sandbox_requests_a_pass() -> None:
+    """An unchanged answer after the sandbox started is final and requests a pass."""
 
     async def scenario(scene: Scene) -> None:
         scene.lists(GPU)
@@ -210,13 +238,13 @@ def test_equal_answer_at_the_sandbox_requests_no_pass() -> None:
         await scene.calls()
         scene.keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {"u": ("ns", "a")})
         await scene.calls()
-        assert (scene.passes, len(scene.kubelet.at)) == (1, 2)
+        assert (scene.passes, len(scene.kubelet.at), scene.keeper.unknown()) == (2, 2, {})
 
     stage(scenario)
 
 
 def test_pod_waits_for_slices_with_their_reason() -> None:
-    """While slices are not read the pod waits; a list that is read wakes the calls."""
+    """A pod waits with the reason while ResourceSlices cannot be read; a new list triggers the next call."""
 
     async def scenario(scene: Scene) -> None:
         scene.slices.nodes, scene.slices.why = {}, "the ResourceSlices cannot be read: no right"
@@ -241,14 +269,14 @@ def test_pod_waits_for_slices_with_their_reason() -> None:
     [
         pytest.param(pod("gpu"), None, id="named"),
         pytest.param(pod(plugin=True), (Device(DRIVER, EMPTY),), id="behind an extended resource"),
-        pytest.param(pod("gpu", plugin=True), (), id="named beside a device of a plugin"),
+        pytest.param(pod("gpu", plugin=True), (PLUGGED,), id="named beside a device of a plugin"),
     ],
 )
 def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[Device, ...] | None) -> None:
-    """Claims that a pod names are not waited for; those behind an extended resource are devices without a node."""
+    """Without the claims component claims cause no call; devices of extended resources have no NUMA node."""
 
     async def scenario(scene: Scene) -> None:
-        scene.lists(GPU)
+        scene.lists(*([PLUGGED] if PLUGGED in (known or ()) else []), GPU)
         scene.see(seen)
         await asyncio.sleep(0.05)
         assert bool(scene.kubelet.at) is (known is not None)

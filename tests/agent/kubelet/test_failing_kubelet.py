@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from agent.kubelet.device_answers import LONGEST_REASON
 from agent.kubelet.device_list import DeviceList
 from agent.kubelet.devices import KubeletDevices
 from agent.kubelet.podresources_pb2 import ContainerDevices, ContainerResources, NUMANode, TopologyInfo
@@ -44,40 +45,37 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path: Path) -> None:
-    """No failure is taken for devices, or for none: the container waits with the reason of the last call."""
+async def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path: Path) -> None:
+    """After each failure the devices stay unknown with the truncated reason; the next valid answer counts."""
+    fake = FakeKubelet(tmp_path / "kubelet.sock")
+    agent = KubeletDevices(DeviceList(fake.socket, 0.5), Metrics())
+    work = asyncio.create_task(agent.run(lambda: None))
+    await asyncio.sleep(0)
+    agent.follow(Observed(FLAT, FLAT.online, (POD,)), {})
 
-    async def run() -> None:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        agent = KubeletDevices(DeviceList(fake.socket, 0.5), Metrics())
-        work = asyncio.create_task(agent.run(lambda: None))
-        await asyncio.sleep(0)
-        agent.follow(Observed(FLAT, FLAT.online, (POD,)), {})
+    async def reads(text: str) -> None:
+        await until(lambda: text in agent.unknown()[OWNER])
+        assert OWNER not in agent.known()
 
-        async def reads(text: str) -> None:
-            await until(lambda: text in agent.unknown()[OWNER])
-            assert OWNER not in agent.known()
-
-        await reads("does not name devices")  # there is no socket
-        async with fake.serving():
-            await reads(DEVICES_NOT_NAMED)  # a starting kubelet gives an empty answer
-            fake.answer = b"\x00" * (12 * 2**20)
-            await reads("exceeds 4 MiB")
-            fake.answer = b"\xff" * 100
-            await reads("does not name devices")
-            fake.error = LIMITED
-            await reads("rejected by rate limit")
-            fake.error, fake.hangs = None, True
-            await reads("no answer in 0.5 s")
-            fake.hangs = False
-            device = ContainerDevices(
-                resource_name=GPU, device_ids=["x"], topology=TopologyInfo(nodes=[NUMANode(ID=1)])
-            )
-            fake.lists(
-                Pod(namespace="ns", name="a", containers=[ContainerResources(name="c", devices=[device])])
-            )
-            await until(lambda: agent.known() == {OWNER: (Device(GPU, CPUSet([1])),)})
-            assert not agent.unknown()
-        work.cancel()
-
-    asyncio.run(run())
+    await reads("does not name devices")  # there is no socket
+    async with fake.serving():
+        await reads(DEVICES_NOT_NAMED)  # a starting kubelet gives an empty answer
+        fake.answer = b"\x00" * (12 * 2**20)
+        await reads("exceeds 4 MiB")
+        fake.answer = b"\xff" * 100
+        await reads("does not name devices")
+        fake.error = LIMITED
+        await reads("rejected by rate limit")
+        fake.error = LIMITED[0], "x" * 10_000
+        await reads("xxx...")
+        assert len(agent.unknown()[OWNER]) < 2 * LONGEST_REASON
+        fake.error, fake.hangs = None, True
+        await reads("no answer in 0.5 s")
+        fake.hangs = False
+        device = ContainerDevices(
+            resource_name=GPU, device_ids=["x"], topology=TopologyInfo(nodes=[NUMANode(ID=1)])
+        )
+        fake.lists(Pod(namespace="ns", name="a", containers=[ContainerResources(name="c", devices=[device])]))
+        await until(lambda: agent.known() == {OWNER: (Device(GPU, CPUSet([1])),)})
+        assert not agent.unknown()
+    work.cancel()

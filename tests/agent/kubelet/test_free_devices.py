@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from agent.errors import AgentError, Refused, TooLarge, Unavailable
+from agent.kubelet.call_limit import CallLimit
 from agent.kubelet.device_answers import ANSWER_BYTES
 from agent.kubelet.device_list import DeviceList
 from agent.kubelet.devices import KubeletDevices
@@ -57,7 +58,7 @@ class FakeFreeDevices:
     def __init__(self) -> None:
         self.kinds: Kinds = ONE
         self.error: AgentError | None = None
-        self.seconds = 60.0  # how long the fake clock goes on with each call
+        self.seconds = 60.0  # seconds by which each call advances the fake clock
         self.now = 1000.0
         self.calls = 0
         self.called = asyncio.Event()
@@ -78,7 +79,8 @@ class Scene:
     def __init__(self) -> None:
         self.kubelet, self.passes = FakeFreeDevices(), 0
         clock = lambda: self.kubelet.now  # noqa: E731 - a name for what is passed on
-        self.watch = FreeDeviceWatch(self.kubelet, Metrics(), clock)  # type: ignore[arg-type]
+        self.limit = CallLimit(clock)
+        self.watch = FreeDeviceWatch(self.kubelet, Metrics(), self.limit, clock)  # type: ignore[arg-type]
 
     def request_pass(self) -> None:
         """Count a requested pass."""
@@ -109,7 +111,7 @@ def stage(scenario: Callable[[Scene], Awaitable[None]]) -> Scene:
 
 
 def test_it_asks_when_pods_with_devices_come_and_go() -> None:
-    """At the start, for a new pod, for one that ended and for one that is gone; a changed answer asks for a pass."""
+    """The kubelet is asked at start and when a pod with devices appears or ends; a changed answer requests a pass."""
 
     async def scenario(scene: Scene) -> None:
         assert scene.watch.known() is None
@@ -130,7 +132,7 @@ def test_it_asks_when_pods_with_devices_come_and_go() -> None:
 
 
 def test_other_pods_are_not_asked_for() -> None:
-    """Pods without devices, and a pass in which nothing changed."""
+    """Pods without devices, and passes without changes, cause no call to the kubelet."""
     scene = Scene()
     scene.watch.follow(observed("a"))
     assert scene.watch._wake.is_set()
@@ -144,7 +146,7 @@ def test_other_pods_are_not_asked_for() -> None:
 
 
 def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices fail and recover; the waits double."""
+    """Without any change the kubelet is asked at growing intervals, because devices fail and recover."""
     waits: list[float] = []
     timeout = asyncio.timeout
 
@@ -162,20 +164,37 @@ def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_changes_without_end_are_asked_for_at_a_limited_rate() -> None:
-    """Two rounds at once, then one a second."""
+    """Endless changes cause two calls at once and then one a second."""
     scene = Scene()
     starts = []
     now = 0.0
     while now < 10:
-        if scene.watch._bucket.take(now):
+        if scene.watch._rounds.take(now):
             starts.append(now)
         now += 0.05
     assert len([at for at in starts if at < 1]) == 2
     assert len(starts) <= 12
 
 
+def test_a_round_waits_while_waiting_pods_use_the_calls_of_the_socket() -> None:
+    """A round of two calls begins when the limit of the socket, which waiting pods share, allows both."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.limit.bucket.seconds = 0.001
+        scene.limit.bucket.spend(scene.kubelet.now, scene.limit.bucket.burst)
+        await asyncio.sleep(0)
+        assert scene.kubelet.calls == 0
+        scene.kubelet.now += 0.0011
+        await asyncio.sleep(0.002)
+        assert scene.kubelet.calls == 0
+        scene.kubelet.now += 0.001
+        await scene.calls(1)
+
+    stage(scenario)
+
+
 def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
-    """The last answer counts for a minute, then nothing is known until the kubelet answers; one line in the log."""
+    """The last answer is used for a minute; then nothing is known until the kubelet answers. The log has one line."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.seconds = STALE_SECONDS / 2 - 1
@@ -199,7 +218,7 @@ def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("error", [Refused("junk"), TooLarge("12 MB")])
 def test_answers_that_cannot_be_read_are_no_devices(error: AgentError) -> None:
-    """Nothing is known, and nothing is published."""
+    """An answer that cannot be read leaves the free devices unknown and requests no pass."""
 
     async def scenario(scene: Scene) -> None:
         scene.kubelet.error = error
@@ -210,27 +229,23 @@ def test_answers_that_cannot_be_read_are_no_devices(error: AgentError) -> None:
     assert (scene.watch.known(), scene.passes) == (None, 0)
 
 
-def test_it_runs_beside_the_devices_of_waiting_pods() -> None:
-    """One object for the passes; without it nothing is asked, and nothing is known."""
-
-    async def run() -> None:
-        scene = Scene()
-        silent = DeviceList(Path("/nowhere"))
-        assert KubeletDevices(silent, Metrics()).free() is None
-        keeper = KubeletDevices(silent, Metrics(), free=scene.watch)
-        work = asyncio.create_task(keeper.run(scene.request_pass))
-        async with asyncio.timeout(30):
-            await scene.calls(1)
-            keeper.follow(observed("a"), {})
-            await scene.calls(2)
-        assert keeper.free() == ONE
-        work.cancel()
-
-    asyncio.run(run())
+async def test_it_runs_beside_the_devices_of_waiting_pods() -> None:
+    """The kubelet's devices include the free ones if the watch for them is enabled, otherwise None."""
+    scene = Scene()
+    silent = DeviceList(Path("/nowhere"))
+    assert KubeletDevices(silent, Metrics()).free() is None
+    keeper = KubeletDevices(silent, Metrics(), free=scene.watch)
+    work = asyncio.create_task(keeper.run(scene.request_pass))
+    async with asyncio.timeout(30):
+        await scene.calls(1)
+        keeper.follow(observed("a"), {})
+        await scene.calls(2)
+    assert keeper.free() == ONE
+    work.cancel()
 
 
 def test_free_devices_are_counted_by_their_nodes() -> None:
-    """A resource without a free device stays named; equal ids of two resources are two devices."""
+    """Free devices are counted by resource and NUMA nodes; a resource without a free device stays in the result."""
     there = {(GPU, "x"): [1], (GPU, "y"): [1], (GPU, "z"): [0, 1], (GPU, "w"): [], (NIC, "x"): [0]}
     kinds = free_kinds(there, {(GPU, "x"), (NIC, "x"), (NIC, "gone")})
     assert kinds == {GPU: {CPUSet([1]): 1, CPUSet([0, 1]): 1, EMPTY: 1}, NIC: {}}
@@ -241,7 +256,7 @@ def test_free_devices_are_counted_by_their_nodes() -> None:
 def asked(
     tmp_path: Path, there: list[ContainerDevices], *given: ContainerDevices, error: bool = False
 ) -> Kinds:
-    """Return the free devices by a kubelet that has these."""
+    """Return the free devices that are read from a kubelet with these devices."""
 
     async def ask() -> Kinds:
         kubelet = FakeKubelet(tmp_path / "k.sock")
@@ -277,7 +292,7 @@ def test_the_kubelets_rate_limit_is_not_final(tmp_path: Path) -> None:
 
 
 def test_bounds(tmp_path: Path) -> None:
-    """More devices than are kept, in either answer, and answers that are too large."""
+    """An answer with too many devices, or of too many bytes, is refused."""
     many = [ContainerDevices(resource_name="r", device_ids=[str(at) for at in range(MOST_DEVICES + 1)])]
     for there, given in ((many, []), ([], many)):
         with pytest.raises(Refused, match=f"more than {MOST_DEVICES} devices"):
@@ -288,7 +303,7 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_devices_let_the_event_loop_go_on(tmp_path: Path) -> None:
-    """Turns come all the time; how long the longest takes depends on the machine."""
+    """While ten thousand devices are read, the event loop runs other tasks."""
     there = [entry(GPU, str(at), at % 2) for at in range(10_000)]
     turns: list[float] = []
 

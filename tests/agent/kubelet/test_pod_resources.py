@@ -113,7 +113,7 @@ async def answered(client: PodResources) -> object:
     "answer",
     [
         pytest.param(b"\xff" * 100, id="no message"),
-        pytest.param(b"\x0a\x05\x12\x03\xff\xfe\xfd", id="a name that is no text"),
+        pytest.param(b"\x0a\x05\x12\x03\xff\xfe\xfd", id="a name that is not a string"),
         pytest.param(
             ListPodResourcesResponse(pod_resources=[pod("a", {"main": [-1]})]).SerializeToString(),
             id="a CPU that cannot be",

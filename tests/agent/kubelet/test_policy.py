@@ -55,8 +55,10 @@ def test_agent_ends_when_its_mounted_state_file_is_replaced(
     )
 
     file = tmp_path / CPU_STATE
-    problem = f"{file}: the kubelet has replaced this file since it was mounted, so its policy may be another"
-    remedy = "the agent ends, and reads the new file when it is started again"
+    problem = (
+        f"{file}: the kubelet has replaced this file since it was mounted, so its policy may have changed"
+    )
+    remedy = "the agent exits, and reads the new file at its next start"
     assert result.stdout.strip() == (f"{problem}: {remedy}" if ends else "worked on")
 
 

@@ -18,16 +18,16 @@ from pinning.machine.near import Device
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.pinning.machines import FLAT
 
-GPU = "nvidia.com/gpu"
+GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 NAME = "ns", "a"
 
 
 @dataclass
 class Pod:
-    """One pod of the name; its device is on a NUMA node of its own number."""
+    """One pod of the name; its two devices are on a NUMA node of its own number."""
 
     number: int
-    # Steps of the kubelet: it lists the pod, has allocated its devices, has started its sandbox.
+    # Steps of the kubelet: it lists the pod, has allocated one device and the other, has started its sandbox.
     steps: int = 0
 
     @property
@@ -37,17 +37,18 @@ class Pod:
 
     @property
     def has_sandbox(self) -> bool:
-        """Whether the runtime shows it."""
-        return self.steps > 2
+        """Whether the runtime lists the pod's sandbox."""
+        return self.steps > 3
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Its devices in the kubelet's list."""
-        return (Device(GPU, CPUSet([self.number])),) if self.steps > 1 else ()
+        """The pod's devices in the kubelet's list."""
+        own = tuple(Device(resource, CPUSet([self.number])) for resource in (GPU, NIC))
+        return own[: max(0, self.steps - 1)]
 
     def shown(self) -> SeenPod:
         """Return the pod of the API."""
-        amounts = {"cpu": 2, GPU: 1}
+        amounts = {"cpu": 2, GPU: 1, NIC: 1}
         container = {"name": "c", "resources": {"limits": amounts, "requests": amounts}}
         annotations = {"cpu-manager.corepin.io/pod": "exclusive"}
         metadata = {"uid": self.uid, "name": NAME[1], "namespace": NAME[0], "annotations": annotations}
@@ -64,6 +65,11 @@ class Node:
         self.is_empty = False  # the kubelet has just restarted
         self._ticks, self._numbers = count(), count(1)
         self.new_agent({})
+
+    def final(self) -> dict[Owner, tuple[Device, ...]]:
+        """Return what the checkpoint has."""
+        known, unknown = self.agent.known(), self.agent.unknown()
+        return {owner: devices for owner, devices in known.items() if owner not in unknown}
 
     def new_agent(self, known: dict[Owner, tuple[Device, ...]]) -> None:
         """Start an agent with the devices of a checkpoint."""
@@ -83,7 +89,7 @@ class Node:
         return {name: answer for name in pods if answer}
 
     def change(self) -> None:
-        """Let one thing happen."""
+        """Do one random step of pod, kubelet or agent."""
         steps = ["pass", "kubelet", "agent", *(["end"] if self.ending else [])]
         steps += ["progress", "progress", "delete"] if self.current else ["create"]
         match self.random.choice(steps):
@@ -92,7 +98,7 @@ class Node:
             case "kubelet":  # the kubelet starts again, or has read its checkpoint
                 self.is_empty = not self.is_empty
             case "agent":
-                self.new_agent(dict(self.agent.known()))
+                self.new_agent(self.final())
             case "end":
                 self.ending.pop(0)
             case "create":
@@ -121,13 +127,15 @@ class Node:
         await self.agent._ask()  # without waiting for the rate limit
         there = {pod.uid for pod in (*self.ending, *filter(None, [self.current]))}
         for owner, devices in self.agent.known().items():
-            if owner.pod_uid in there:  # of others the next pass knows that they are gone
-                assert devices == (Device(GPU, CPUSet([int(owner.pod_uid)])),)
+            if owner.pod_uid in there:  # the next pass drops pods that do not exist any more
+                assert {device.nodes for device in devices} == {CPUSet([int(owner.pod_uid)])}
+        for owner, devices in self.final().items():
+            assert len(devices) == 2 or owner.pod_uid not in there
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_recreated_pod_has_its_own_devices(seed: int) -> None:
-    """In ten histories of each seed no pod gets the devices of another, and the last one gets its own."""
+    """In ten histories of each seed no pod gets the devices of another, or one as if it were all; the last one gets its own."""
 
     async def history(random: Random) -> None:
         node = Node(random)
@@ -137,18 +145,18 @@ def test_a_recreated_pod_has_its_own_devices(seed: int) -> None:
                 await node.look()
         last = node.current = node.current or Pod(999)
         node.is_empty, node.ending = False, []
-        last.steps = 3
+        last.steps = 4
         node.observe()
         node.random = Quiet()
         await node.look()
-        assert Owner(last.uid, "c") in node.agent.known()
+        assert Owner(last.uid, "c") in node.final()
 
     for number in range(10):
         asyncio.run(history(Random(f"{seed}/{number}")))  # noqa: S311 - the same histories in every run
 
 
 class Quiet(Random):
-    """No chance at all: nothing happens while an answer is under way."""
+    """A random source that never lets the node change while an answer is on its way."""
 
     def choice(self, _given: object) -> int:  # type: ignore[override]
         """Return none."""

@@ -1,0 +1,75 @@
+"""Results of the calls for devices: counted, logged once for each failure, and shown by passes at a limited rate.
+
+The delay of the next call follows from them too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from agent.kubelet.device_answers import result_of
+from pinning.planning.observed import AT_EACH_START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from agent.errors import AgentError
+    from agent.kubelet.waiting_pods import Waiting
+    from agent.metrics import Metrics
+
+REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
+USUAL_SECONDS: Final = 1.0  # longest delay between two calls
+# Once every pod has waited this long: no sandbox of them starts. If NRI or a pass shows one, a call follows at once.
+OLD_SECONDS: Final = 180.0
+LONGEST_SECONDS: Final = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+class CallResults:
+    """Why the last call failed."""
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self.reason = ""  # empty: it did not fail
+        self._metrics = metrics
+        self._clock = clock
+        # the reasons for which the last pass was requested, by the uid of the pod that waits
+        self._shown: Mapping[str, str] = {}
+        self._shown_at = -REASON_SECONDS
+        self._logged: set[str] = set()  # results of failed calls since the last answer
+
+    def answered(self, asked: float) -> None:
+        """Record the answer to a call that was made at this time."""
+        self.reason = ""
+        self._logged.clear()
+        self._metrics.podresources_called("ok", self._clock() - asked)
+
+    def failed(self, error: AgentError, asked: float) -> None:
+        """Record the failure of a call that was made at this time."""
+        result, self.reason = result_of(error)
+        self._metrics.podresources_called(result, self._clock() - asked)
+        if result not in self._logged:
+            self._logged.add(result)
+            logger.warning("devices not known", extra={"facts": {"reason": self.reason}})
+
+    def longest_wait(self, waiting: Collection[Waiting]) -> float:
+        """Return the longest delay of the next call, 0 if no pod waits; a socket that fails is called as for new pods."""
+        newest = max((pod.since for pod in waiting), default=None)
+        if newest is None:
+            return 0.0
+        is_old = self._clock() - newest >= OLD_SECONDS and not self.reason
+        return LONGEST_SECONDS if is_old else USUAL_SECONDS
+
+    def shows(self, reasons: Mapping[str, str]) -> bool:
+        """Return whether to request a pass, because a pod waits for a reason that is new since the last such pass.
+
+        `reasons` has the reason of each pod, by uid; the usual ones of a start do not count. A failing socket may give
+        another reason with each call.
+        """
+        lasting = {uid: it for uid, it in reasons.items() if it not in AT_EACH_START}
+        is_early = self._clock() - self._shown_at < REASON_SECONDS
+        if is_early or lasting.items() <= self._shown.items():
+            return False
+        self._shown, self._shown_at = lasting, self._clock()
+        return True

@@ -1,0 +1,72 @@
+"""The agent's devices with a fake kubelet, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from agent.kubelet.device_list import Name
+from agent.kubelet.devices import KubeletDevices
+from agent.metrics import Metrics
+from pinning.machine.cpuset import EMPTY
+from pinning.machine.near import Device
+from pinning.planning.node_config import DEFAULT, NodeConfig
+from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
+from tests.agent import virtual_time
+from tests.agent.kubelet.fake_list import FakeList
+from tests.pinning.machines import FLAT
+
+
+def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:
+    """Return a node with these pods; those in `live` have a running container."""
+    containers = [SeenContainer(uid, Owner(uid, "c"), State.RUNNING, EMPTY) for uid in live]
+    return Observed(FLAT, FLAT.online, pods, tuple(containers))
+
+
+class Scene:
+    """The devices with their kubelet; `passes` counts the requested passes."""
+
+    def __init__(self, config: NodeConfig = DEFAULT) -> None:
+        self.kubelet, self.metrics, self.passes = FakeList(), Metrics(), 0
+        self.keeper = KubeletDevices(self.kubelet, self.metrics, config, virtual_time.now)  # type: ignore[arg-type]
+
+    def request_pass(self) -> None:
+        """Count a requested pass."""
+        self.passes += 1
+
+    def lists(self, *devices: Device, name: str = "a") -> None:
+        """Set the devices of a pod's container in the kubelet."""
+        self.kubelet.pods[("ns", name)] = [{"c": devices}]
+
+    def see(self, *pods: SeenPod, live: Iterable[str] = (), names: dict[str, Name] | None = None) -> None:
+        """Run a pass with these pods, and containers of those in `live`."""
+        self.keeper.follow(observed(*pods, live=live), names or dict.fromkeys(live, ("ns", "a")))
+
+    async def calls(self, number: int) -> None:
+        """Wait for this number of calls."""
+        while len(self.kubelet.at) < number:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.002)
+
+    @property
+    def known(self) -> dict[Owner, tuple[Device, ...]]:
+        """The known devices."""
+        return dict(self.keeper.known())
+
+
+def stage(
+    scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT, seconds: float = 20
+) -> Scene:
+    """Run a scenario of at most some seconds beside the devices' task, in virtual time."""
+    scene = Scene(config)
+
+    async def run() -> None:
+        work = asyncio.create_task(scene.keeper.run(scene.request_pass))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(seconds):
+            await scenario(scene)
+        assert not work.done()
+        work.cancel()
+
+    virtual_time.run(run())
+    return scene

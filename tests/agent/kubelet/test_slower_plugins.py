@@ -1,0 +1,290 @@
+"""Pods with devices of several plugins: the kubelet's list has those of one before those of another."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.errors import Unavailable
+from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice, Entries, Named
+from agent.kubelet.devices import LATE_FOR_SOME, LATE_SECONDS, TOO_MANY
+from agent.kubelet.waiting_pods import Waiting, merged
+from pinning.machine.cpuset import EMPTY, CPUSet
+from pinning.machine.near import Device
+from pinning.planning.observed import MORE_MAY_FOLLOW, Owner, SeenPod
+from tests.agent.kubelet.device_scene import Scene, observed, stage
+
+GPU, NIC, DONGLE = "nvidia.com/gpu", "example.com/nic", "example.com/dongle"
+FIRST, SECOND = Device(GPU, CPUSet([1])), Device(NIC, CPUSet([0]))
+OWNER, OTHER = Owner("u", "c"), Owner("u", "d")
+PREPARED = ClaimedDevice("gpu", "gpu.example.com", "pool", "gpu-0")
+
+
+def pod(*containers: dict[str, Any], init: dict[str, Any] | None = None) -> SeenPod:
+    """Return a pod whose containers, c and d, have these devices in their limits."""
+
+    def document(name: str, devices: dict[str, Any]) -> dict[str, Any]:
+        limits = {"cpu": 2, **devices}
+        return {"name": name, "resources": {"limits": limits, "requests": limits}}
+
+    spec = {"containers": [document(*each) for each in zip("cd", containers, strict=False)]}
+    spec |= {"initContainers": [document("i", init)]} if init else {}
+    annotations = {"cpu-manager.corepin.io/pod": "exclusive"}
+    metadata = {"uid": "u", "name": "a", "namespace": "ns", "annotations": annotations}
+    return SeenPod.of({"metadata": metadata, "spec": spec})  # type: ignore[typeddict-item]
+
+
+BOTH = pod({GPU: 1, NIC: 1})
+
+
+def test_first_plugins_devices_count_and_more_may_follow() -> None:
+    """The container is placed beside the first plugin's device, and the kubelet is asked until it lists the second."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await scene.calls(2)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: MORE_MAY_FOLLOW})
+        assert scene.passes == 1
+        scene.lists(SECOND, FIRST)
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (SECOND, FIRST)}, {})
+        assert scene.passes == 2
+        calls = len(scene.kubelet.at)
+        scene.see(BOTH, live=["u"])
+        await asyncio.sleep(0.1)
+        assert len(scene.kubelet.at) == calls
+
+    stage(scenario)
+
+
+def test_answer_after_the_sandbox_is_final() -> None:
+    """The answer after the sandbox started is final, though a resource without a device plugin is missing in it."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await scene.calls(1)
+        assert scene.keeper.unknown() == {OWNER: MORE_MAY_FOLLOW}
+        scene.keeper.sandbox_started("u")
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert (scene.known, scene.keeper.unknown(), scene.passes) == ({OWNER: (FIRST,)}, {}, 2)
+
+    stage(scenario)
+
+
+def test_late_sandbox_is_no_failure_of_the_kubelet() -> None:
+    """After five seconds without a sandbox the reason names it, in one pass; a failed call has another reason."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await asyncio.sleep(2 * LATE_SECONDS)
+        assert scene.keeper.unknown() == {OWNER: LATE_FOR_SOME}
+        assert scene.passes == 2
+        scene.kubelet.error = Unavailable("silent")
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert "silent" in scene.keeper.unknown()[OWNER]
+
+    stage(scenario)
+
+
+def test_restarted_agent_asks_again() -> None:
+    """A restarted agent asks for the devices of a container whose answer may have been incomplete."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST, SECOND)
+        scene.keeper.resume({})
+        scene.see(BOTH, live=["u"])
+        await scene.calls(1)
+        assert scene.known == {OWNER: (FIRST, SECOND)}
+
+    stage(scenario)
+
+
+def test_partial_devices_of_a_checkpoint_are_asked_for_again() -> None:
+    """An earlier agent saved the first plugin's devices as all; while no container of the pod runs, more may follow."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.resume({OWNER: (FIRST,)})
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: MORE_MAY_FOLLOW})
+        scene.lists(FIRST, SECOND)
+        await scene.calls(1)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST, SECOND)}, {})
+        assert scene.passes == 1
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live"),
+    [
+        pytest.param((FIRST, SECOND), (), id="a device of each resource"),
+        pytest.param((FIRST,), ("u",), id="a container runs"),
+    ],
+)
+def test_other_devices_of_a_checkpoint_are_final(saved: tuple[Device, ...], live: tuple[str, ...]) -> None:
+    """Devices of each resource are all there are; a running container was placed beside those that were saved."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.resume({OWNER: saved})
+        scene.see(BOTH, live=live)
+        scene.see(BOTH)
+        await asyncio.sleep(0.1)
+        assert (scene.known, scene.keeper.unknown(), scene.kubelet.at) == ({OWNER: saved}, {}, [])
+
+    stage(scenario)
+
+
+def test_devices_of_a_checkpoint_are_final_until_the_runtime_lists_its_containers() -> None:
+    """While the runtime has not listed all containers, it is not known whether one of the pod runs."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.keeper.resume({OWNER: (FIRST,)})
+        scene.keeper.follow(replace(observed(BOTH), containers_complete=False), {})
+        assert scene.keeper.unknown() == {}
+        scene.see(BOTH, live=["u"])
+        await asyncio.sleep(0.1)
+        assert (scene.keeper.unknown(), scene.kubelet.at) == ({}, [])
+
+    stage(scenario)
+
+
+def test_containers_of_one_plugin_each_are_known_together() -> None:
+    """While one container of a pod lacks its devices, those of all its containers count as incomplete."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.pods[("ns", "a")] = [{"c": (FIRST,), "d": ()}]
+        scene.see(pod({GPU: 1}, {NIC: 1}, init={DONGLE: 1}))
+        await scene.calls(1)
+        assert scene.known == {OWNER: (FIRST,)}
+        assert scene.keeper.unknown() == dict.fromkeys([OWNER, OTHER], MORE_MAY_FOLLOW)
+        scene.kubelet.pods[("ns", "a")] = [{"c": (FIRST,), "d": (SECOND,)}]
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert scene.known == {OWNER: (FIRST,), OTHER: (SECOND,)}
+        assert scene.keeper.unknown() == {}
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        pytest.param({GPU: 2}, id="several of one resource"),
+        pytest.param({GPU: 1, NIC: 0}, id="none of another"),
+        pytest.param({GPU: 1, "corepin.io/whole-cores": 1}, id="no device of another"),
+    ],
+)
+def test_all_devices_of_one_resource_come_at_once(amounts: dict[str, Any]) -> None:
+    """The first answer with devices of a single resource is final."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST, FIRST)
+        scene.see(pod(amounts))
+        await scene.calls(1)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST, FIRST)}, {})
+
+    stage(scenario)
+
+
+def test_later_answer_without_a_device_forgets_none() -> None:
+    """Devices of an earlier answer are kept if a later one lacks them, because a pod never loses devices."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await scene.calls(1)
+        scene.lists()
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert scene.known == {OWNER: (FIRST,)}
+        scene.lists(SECOND)
+        scene.keeper.sandbox_started("u")
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert scene.known == {OWNER: (SECOND, FIRST)}
+
+    stage(scenario)
+
+
+def test_first_devices_of_another_pod_of_the_name_do_not_count() -> None:
+    """Partial devices do not count while two pods have the same name, because they may be the other pod's."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH, names={"old": ("ns", "a")})
+        await scene.calls(2)
+        assert scene.known == {}
+
+    stage(scenario)
+
+
+def test_too_many_devices_later_are_not_all_known() -> None:
+    """If a later answer has too many devices, the first device is kept and the container has the reason."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await scene.calls(1)
+        scene.kubelet.pods[("ns", "a")] = [{"c": None}]
+        await scene.calls(len(scene.kubelet.at) + 1)
+        assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: TOO_MANY})
+
+    stage(scenario)
+
+
+def test_deleted_pods_are_forgotten() -> None:
+    """A pod that is deleted before its sandbox starts causes no more calls."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.lists(FIRST)
+        scene.see(BOTH)
+        await scene.calls(1)
+        scene.see()
+        assert (scene.known, scene.keeper.unknown()) == ({}, {})
+        calls = len(scene.kubelet.at)
+        await asyncio.sleep(1.5)
+        assert len(scene.kubelet.at) == calls
+
+    stage(scenario)
+
+
+@pytest.mark.parametrize(
+    ("entries", "has_all", "is_whole"),
+    [
+        pytest.param((), False, False, id="none"),
+        pytest.param((FIRST,), False, False, id="one of two"),
+        pytest.param((FIRST, FIRST), False, False, id="two of one resource"),
+        pytest.param((FIRST, SECOND), False, False, id="no claim"),
+        pytest.param((FIRST, PREPARED), False, False, id="a claim and one of two"),
+        pytest.param((FIRST, SECOND, PREPARED), True, False, id="all, of a claim perhaps more"),
+        pytest.param(
+            (FIRST, PREPARED, PREPARED._replace(claim="extended")),
+            True,
+            False,
+            id="one by an extended resource",
+        ),
+        pytest.param(None, True, True, id="too many"),
+    ],
+)
+def test_whole_answers(entries: Entries | None, has_all: bool, is_whole: bool) -> None:
+    """An answer is complete if it has each resource and claim, and no claim that may have several drivers."""
+    waiting = Waiting(("ns", "a"), {"c": 2}, 0.0, {"c": frozenset({"gpu"})}, awaits_claims=True)
+    named: Named = {"c": entries}
+    assert (waiting.lists_all(named), waiting.is_whole(named)) == (has_all, is_whole)
+
+
+def test_merged_answers() -> None:
+    """Equal devices of both answers count once; too many together are not read, and fewer than before are."""
+    before: Named = {"c": (FIRST, FIRST), "d": None}
+    assert merged(before, {"c": (FIRST, SECOND), "d": (FIRST,)}) == {
+        "c": (FIRST, SECOND, FIRST),
+        "d": (FIRST,),
+    }
+    many: Named = {"c": tuple(Device(GPU, CPUSet([0]), f"{at:04}:00:00.0") for at in range(MOST_ENTRIES))}
+    assert merged(many, many) == many
+    assert merged(many, {"c": (FIRST,)}) == {"c": None}
+    assert merged({}, {"c": None, "d": (Device(GPU, EMPTY),)}) == {"c": None, "d": (Device(GPU, EMPTY),)}
