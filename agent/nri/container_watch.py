@@ -1,4 +1,4 @@
-"""Pin new containers over NRI, and containers that NRI misses by their cgroups (interface `ContainerWatch`).
+"""Pin new containers over NRI, or by their cgroups if NRI misses them (interface `ContainerWatch`).
 
 A container created over NRI is pinned again at its cgroup's creation only if a pass has reassigned its CPUs.
 """
@@ -110,6 +110,7 @@ class NriContainerWatch:
         self, socket: Path, plugin: Plugin, cgroups: ContainerWatch, find_large: FindLarge | None = None
     ) -> None:
         self._plugin = plugin
+        plugin.pod_rejected = self._pod_rejected
         self._cgroups = cgroups
         self._client = Client(socket, NAME, plugin, changed=self._status_changed)
         self._is_started = False
@@ -143,7 +144,7 @@ class NriContainerWatch:
         """Return how new containers get their CPUs, with the other plugins that were seen to set cpusets."""
         others = tuple(sorted(self._plugin.other_plugins))
         if self.holds:
-            return StartWay(Way.NRI, "", others)
+            return StartWay(Way.NRI, "", others, rejected=frozenset(self._plugin.rejected))
         return StartWay(Way.CGROUP, self.reason, others, self.listing_fault)
 
     @property
@@ -210,6 +211,11 @@ class NriContainerWatch:
 
     def _found_large(self) -> None:
         self._changed()
+
+    def _pod_rejected(self) -> None:
+        """Notify the event loop; called in the connection's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._changed)
 
     def _status_changed(self, status: Status) -> None:
         """Notify the event loop; called in the connection's thread."""

@@ -67,7 +67,7 @@ def _too_old(runtime: str) -> str:
     """Return the reason for a runtime that refuses validators, although its version may have them."""
     name = runtime or "the runtime"
     lack = "by its version it has validators, but" if has_validators(runtime) else "it has no validators:"
-    return f"{name}: {lack} the guard takes {GUARDING} or later, whose NRI is 0.10 or later"
+    return f"{name}: {lack} the guard needs {GUARDING} or later, whose NRI is 0.10 or later"
 
 
 class Changes:

@@ -1,9 +1,9 @@
 """NRI handlers: answer the runtime by the latest start table when it creates or updates a container.
 
 They run in the connection's thread, while passes and their disk writes run in the event loop. The runtime waits two
-seconds at most, so there is no lock here, no file, no network and no log: the table is replaced by reference. Only for
-a container that may run on more CPUs than it owns the handler reads its threads, and moves them to its own CPUs before
-the start.
+seconds at most, so there is no lock here, no network and no log: the table is replaced by reference. At a start the
+handler looks for the container's cgroup, which takes one stat. If the container may run on more CPUs than it owns, the
+handler reads its threads too, and moves them to its own CPUs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import Start, StartTable
 
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
-KEPT_SECONDS: Final = 60.0  # a container that no listing has shown by then was never created
-COVERED_SECONDS: Final = 10.0  # by then a pass has listed the containers made before the runtime asked
+# After this time a container that no listing has shown was never created, and a rejected pod is not tried again.
+KEPT_SECONDS: Final = 60.0
+COVERED_SECONDS: Final = (
+    10.0  # after this time a pass has listed the containers made before the runtime asked
+)
 UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
 # Annotation of the kubelet; a value other than "api" means a static pod.
 _SOURCE: Final = "kubernetes.io/config.source"
@@ -51,8 +54,10 @@ class Plugin:
     """The handlers of `agent.nri.wire`.
 
     `in_vm` returns whether a runtime handler starts virtual machines. `put` sets the affinity of all threads of a
-    process; False: threads start faster than they are moved. The event loop replaces the table and reads the other
-    members; only the connection's thread changes them.
+    process, and returns False if threads start faster than they are moved. `is_on_host` returns whether the host has
+    the cgroup of a cgroupsPath; without one, the container's process belongs to a virtual machine, whose runtime handler
+    may be the usual one. The event loop replaces the table and reads the other members; only the connection's thread
+    changes them.
     """
 
     def __init__(
@@ -60,20 +65,26 @@ class Plugin:
         in_vm: Callable[[str], bool],
         clock: Callable[[], float] = monotonic,
         put: Callable[[int, CPUSet], bool] = lambda *_: True,
+        is_on_host: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.table: StartTable | None = None  # None: leave every container unchanged
-        self.started: dict[str, StartedContainer] = {}  # by container id, until the runtime removes it
+        # By container id, until the runtime removes it, or starts it in a virtual machine.
+        self.started: dict[str, StartedContainer] = {}
         self.puts_home = (
             True  # the runtime shows each process before it starts, so the agent can move it to its own CPUs
         )
         self.validates = False  # whether the runtime asks plugins to validate every creation
         self.other_plugins: frozenset[str] = frozenset()  # names of other plugins that set cpusets
         self.sandbox_started: Callable[[str], None] = lambda _: None  # called with the uid of the pod
+        # Pods of which a container was rejected, by uid with the time; replaced by reference.
+        self.rejected: Mapping[str, float] = {}
+        self.pod_rejected: Callable[[], None] = lambda: None  # called at the first rejection of a pod
         # since when the runtime asks before each creation, on `clock`; set by the watch
         self.asked_since = math.inf
         self._in_vm = in_vm
         self._clock = clock
         self._put = put
+        self._is_on_host = is_on_host
         # Containers with threads that started faster than they were moved, until a pass moves them.
         self.unsettled: set[str] = set()
         # pids and cgroupsPaths of first processes, by container id, from before the start until the removal
@@ -93,17 +104,22 @@ class Plugin:
         return self._first_processes.get(container_id)
 
     def asked(self, *, is_asked: bool) -> None:
-        """Note whether the runtime asks from now on."""
+        """Record whether the runtime asks the plugin from now on."""
         self.asked_since = min(self.asked_since, self._clock()) if is_asked else math.inf
 
     def configure(self, request: pb.ConfigureRequest) -> None:
-        """Note whether the runtime will name the first process of a container before it starts."""
+        """Record whether the runtime reports the first process of a container before it starts."""
         self.puts_home = names_process(f"{request.runtime_name} {request.runtime_version}")
 
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> tuple[pb.ContainerUpdate, ...]:
-        """Drop records of containers that no longer exist; a pass moves the others over their cgroups."""
+        """Drop records of containers that no longer exist; a pass moves the others by their cgroups.
+
+        Sandboxes may have started while the plugin was away.
+        """
+        for pod in pods:
+            self.sandbox_started(pod.uid)
         there = {container.id for container in containers}
         self.started = {key: container for key, container in self.started.items() if key in there}
         self._unseen = {key: container for key, container in self._unseen.items() if key in there}
@@ -124,6 +140,10 @@ class Plugin:
             owner, claims=asks, namespace=pod.namespace, busy=self._busy(table), cdi_devices=devices
         )
         if isinstance(start, str):
+            self.sandbox_started(
+                pod.uid
+            )  # if the start event was missed, because the container waits for the pass that it causes
+            self._note_rejection(pod.uid)
             raise Reject(start)
         if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest and is sent over CRI
             return answer
@@ -137,6 +157,14 @@ class Plugin:
         )
         _adjust(answer.adjust, start, environment)
         return answer
+
+    def _note_rejection(self, pod_uid: str) -> None:
+        """Record a pod that waits for the kubelet's next try, which comes within KEPT_SECONDS."""
+        now = self._clock()
+        recent = {uid: at for uid, at in self.rejected.items() if now - at < KEPT_SECONDS}
+        self.rejected = {**recent, pod_uid: now}
+        if pod_uid not in recent:
+            self.pod_rejected()
 
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
@@ -180,9 +208,15 @@ class Plugin:
         elif event == Event.START_CONTAINER:
             if container.id == self._answered:
                 self._answered = ""
-            if container.pid and container.linux.cgroups_path:
-                self._first_processes[container.id] = container.pid, container.linux.cgroups_path
-            self._put_home(pod, container)
+            if self._is_on_host(container.linux.cgroups_path):
+                self._note_start(pod, container)
+            else:  # its machine runs elsewhere than on the CPUs of the answer, and a pass has to move it at once
+                self._forget(container.id)
+
+    def _note_start(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
+        if container.pid and container.linux.cgroups_path:
+            self._first_processes[container.id] = container.pid, container.linux.cgroups_path
+        self._put_home(pod, container)
 
     def _put_home(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
         """Move the first process of a container that may run on more CPUs than it owns to its own CPUs.
@@ -213,7 +247,7 @@ class Plugin:
             self._judged = None
 
     def _note_unmade(self) -> None:
-        """Record that the last creation failed after this answer, which only another plugin's answer can cause."""
+        """Record that the last creation failed after this plugin's answer, which only another plugin's answer can cause."""
         if self.validates and self._answered:
             self.other_plugins |= {UNNAMED}
 

@@ -163,7 +163,7 @@ def pools_text(
 
 
 def _pod_pools(state: NodeState) -> dict[str, Owner]:
-    """Return the pools of pods as owners beside the containers."""
+    """Return the pools of pods in the form of owners, to publish them with the containers."""
     pools = (pool for pool in state.ledger.pools.values() if pool.cpus)
     return {
         f"{pool.name}/{POOL_OWNER}": structs.replace(_owner(pool), policy=POD)
@@ -194,7 +194,7 @@ def _can_pin(state: NodeState) -> bool:
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
     """Return the taints that the agent manages.
 
-    With the option off it leaves CMK's taint alone, because an operator may have set it.
+    With the option off the agent leaves CMK's taint alone, because an operator may have set it.
     """
     cmk = (CMK_TAINT,) if options.cmk_taint else ()
     over = (OVERCOMMIT_TAINT,) if options.overcommit_taint and load.is_over else ()
@@ -254,14 +254,12 @@ def _noise(quiet: QuietResult) -> Condition:
 
 def _degraded(state: NodeState, labelled: str | None) -> Condition:
     if state.runtime_reason:
-        message = (
-            f"the runtime does not list its containers, so the agent keeps what runs: {state.runtime_reason}"
-        )
+        message = f"the runtime does not list its containers, so the agent changes no running container: {state.runtime_reason}"
         return Condition(DEGRADED_CONDITION, "True", "RuntimeNotListed", message[:LONGEST_MESSAGE])
     if state.listing_fault:
         message = (
-            "the runtime accepts no NRI plugin, so new containers are pinned over their cgroups and marked ones wait"
-            f" for the agent: {state.listing_fault}"
+            "the runtime accepts no NRI plugin, so new containers are pinned through their cgroups, and marked ones"
+            f" wait for the agent: {state.listing_fault}"
         )
         return Condition(DEGRADED_CONDITION, "True", "NRINotListed", message[:LONGEST_MESSAGE])
     if labelled is not None and labelled != state.group:

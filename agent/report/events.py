@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.node_state import Path
 from pinning.contract import DEGRADED_CONDITION, PRODUCT
-from pinning.planning.observed import DEVICES_NOT_NAMED, Owner
+from pinning.planning.observed import AT_EACH_START, Owner
 from pinning.pods.identity import name_of
 from pinning.truncate import listed
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 LONGEST_NAME: Final = 200  # characters of a pod's name; a hash follows
-_WITHOUT_DEVICES: Final = ": until then its CPUs are chosen without regard to its devices"
+_WITHOUT_DEVICES: Final = ": until then its CPUs are chosen without regard to devices that are not known"
 LONGEST_MESSAGE: Final = 1024  # characters of a message, by the API server's limit
 
 
@@ -105,21 +105,21 @@ def _of_container(owner: Owner, old: ContainerState | None, new: ContainerState)
 def _of_refusal(
     owner: Owner, old: ContainerState | PodState | None, new: ContainerState | PodState
 ) -> Iterator[Event]:
-    if new.refusal and _is_usual(new.refusal):
+    if new.refusal and is_usual(new.refusal):
         return
     if new.refusal and not (old and old.refusal and gist(old.refusal) == gist(new.refusal)):
         yield Event(owner, Reason.UNPINNABLE, new.refusal.text)
 
 
-def _is_usual(refusal: Refusal) -> bool:
+def is_usual(refusal: Refusal) -> bool:
     """Return whether a refusal is part of the start of every pod that requires CPUs beside devices."""
-    return refusal.message.startswith(DEVICES_NOT_NAMED)
+    return refusal.message.partition(";")[0] in AT_EACH_START
 
 
 def _unknown(container: ContainerState) -> str:
     """Return why the devices of a container with CPUs are not known; empty while the kubelet may still name them."""
-    is_usual = container.devices_unknown.startswith(DEVICES_NOT_NAMED)
-    return "" if is_usual or container.refusal else container.devices_unknown
+    may_follow = container.devices_unknown in AT_EACH_START
+    return "" if may_follow or container.refusal else container.devices_unknown
 
 
 def _of_conflict(conflict: Conflict) -> Event:
@@ -178,7 +178,7 @@ def _policies(container: ContainerState) -> str:
 
 
 def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
-    """Return whether the container was pinned like this before, or a restarted agent found it pinned."""
+    """Return whether the container was already pinned like this, or a restarted agent found it pinned."""
     if old is None:
         return new.proof is not None and new.proof.path is Path.FOUND
     return old.is_pinned and (old.cpus, old.idle) == (new.cpus, new.idle)

@@ -56,7 +56,7 @@ class MetricsReport:
         self._sidecar = options.sidecar
         self._load = Gauge(
             "corepin_agent_shared_millicores",
-            "CPU of the shared set, and what its containers request; more requested than there is is too much.",
+            "CPU of the shared set, and what its containers request; more requested CPU than the set has is too much.",
             ["kind"],
             registry=registry,
         )

@@ -1,9 +1,10 @@
 """Publish a NodeResourceTopology, from which scheduler-plugins' filter reads the free resources of each NUMA node.
 
-The filter judges each zone on its own, so a zone reports the free CPUs that `single` may take there. It refuses every
-container that requests a resource which the node has and no zone reports (measured with v0.34.7: `cpu` and `memory`, of
-pods of any QoS class). So each zone also reports the whole node's amount of every resource that a kubelet could align:
-corepin aligns none of them, and a Guaranteed pod larger than a NUMA node is placed as it would be without the filter.
+The filter judges each zone on its own, so a zone reports the free CPUs that `single` may take there. The filter
+refuses every container that requests a resource which the node has but no zone reports (measured with v0.34.7:
+`cpu` and `memory`, of pods of any QoS class). So each zone also reports the whole node's amount of every resource
+that a kubelet could align: corepin aligns none of them, and a Guaranteed pod larger than a NUMA node is placed as
+it would be without the filter.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class TopologyReport:
             self.writes += 1
             await asyncio.sleep(self._interval)
         wait = max(self._look_again - self._clock.monotonic(), 0.0)
-        raise Later("looks at the topology again", wait, refused=bool(self._complaint))
+        raise Later("checks the topology again", wait, refused=bool(self._complaint))
 
     async def reset(self) -> None:
         """Remove the NodeResourceTopology."""

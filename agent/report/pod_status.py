@@ -1,15 +1,19 @@
 """Write each pod's CPUs, as read back from the kernel, into its annotation `status.corepin.io/cpus`.
 
-Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container runs,
-because an earlier one would be rewritten at once. A pod with a gate gets it immediately and keeps it; an empty one
-opens the gate. Facts that change without the pod (the shared set, except for containers that may also use it; tasks
-that come and go) are left out, so that one change of a pod is one PATCH. Times and the details of a refusal are only
-updated when other content changes.
+Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container
+runs, because an earlier annotation would be rewritten at once. If the creation of a container was rejected, its pod
+gets the annotation as soon as it has CPUs that others have left, because the kubelet retries at once when the pod
+changes. The refusal that the kubelet has not named the devices yet would be rewritten soon too, so it is written only
+after some seconds. A pod with a gate gets the annotation immediately and keeps it; an empty annotation opens the
+gate. Facts that change without the pod (the shared set, except for containers that may also use it; tasks that come
+and go) are left out, so that one change of a pod is one PATCH. Times and the details of a refusal are only updated
+when other content changes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from contextlib import suppress
@@ -22,7 +26,7 @@ from agent import published_parts as parts
 from agent.clock import Clock
 from agent.kept_pod import PODS, PodDecoder
 from agent.node_state import QUIET_PENDING
-from agent.report.events import gist
+from agent.report.events import gist, is_usual
 from agent.report.object_backoff import BETWEEN_SECONDS, FAILURES, ObjectBackoff
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST
@@ -67,12 +71,12 @@ _object = msgspec.json.Decoder(_Object)
 def pod_status(pod: PodState, before: str | None) -> str | None:
     """Return the annotation of a pod; None if it holds no CPUs and was refused none.
 
-    The old text stays if only times differ, or the free CPUs named by a refusal that still stands.
+    The old text stays if only times differ, or only the number of free CPUs in an unchanged refusal.
     """
     if not pod.is_reported or (before is None and _is_waiting(pod)):
         return None
     old = _read(before)
-    return encode(
+    return _as_ascii(
         PodStatus(
             refusal=_refusal(pod.refusal, None) if pod.refusal else None,
             containers={
@@ -84,24 +88,38 @@ def pod_status(pod: PodState, before: str | None) -> str | None:
             pool=parts.pool(pod.pool) if pod.pool else None,
             claims=parts.claims(pod.claims, old.claims),
         )
-    ).decode()
+    )
+
+
+def _as_ascii(status: PodStatus) -> str:
+    """Return the text in ASCII, though a message repeats a user's text: Python stores other texts in up to four times the memory."""
+    text = encode(status).decode()
+    return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
 
 
 def _is_waiting(pod: PodState) -> bool:
-    """Return whether a pod has nothing to report: no container runs, was refused, or is gated.
+    """Return whether a pod has nothing to report: no container runs, is gated, or was refused for more than a moment.
 
-    A claim for which the kubelet does not ask is reported: the write makes it try at once.
+    A claim that the kubelet does not prepare is reported, and so are the CPUs of a pod of which a container was
+    rejected before, because the write makes the kubelet retry at once. While other containers still run on these CPUs that
+    retry would be rejected too, and the next one comes only after the kubelet's backoff.
     """
-    is_late = any(claim.times.tries for claim in pod.claims)
-    return not (pod.refusal or pod.is_gated or pod.vm or is_late) and not any(
-        container.proof or container.refusal for container in pod.containers
+    refusals = [it for it in (pod.refusal, *(container.refusal for container in pod.containers)) if it]
+    is_blocked = bool(refusals) or any(container.intruders for container in pod.containers)
+    is_late = any(claim.times.tries for claim in pod.claims) or (pod.was_rejected and not is_blocked)
+    is_refused = not all(
+        map(is_usual, refusals)
+    )  # the end of a usual refusal would rewrite the status at once
+    return not (is_refused or pod.is_gated or pod.vm or is_late) and not any(
+        container.proof for container in pod.containers
     )
 
 
 def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
     """Return the status of a container, without facts that other containers change.
 
-    A noise level that is not known stays, as does the reason why its CPUs are not quiet; and one of the same kind began when the annotation says.
+    A noise level and a not-quiet reason that are not known keep their old values; a noise level of the same kind
+    keeps its start time.
     """
     new = parts.container(
         state,
@@ -118,6 +136,8 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
             not_quiet=_steady(new.not_quiet, old.not_quiet),
             not_kept=_steady(new.not_kept, old.not_kept),
         )
+    if new.devices and not new.devices_asked:  # an earlier agent asked
+        new = replace(new, devices_asked=old.devices_asked, devices_named=old.devices_named)
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
     return replace(new, noise=old.noise) if is_same and state.has_cpus else new
@@ -138,7 +158,7 @@ def _causes(reason: str) -> frozenset[str]:
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:
     """Return when and by which path the CPUs changed; the unpinned time may be known only later.
 
-    CPUs that follow the shared set are left out while they are right.
+    CPUs that follow the shared set are left out while the container is on them.
     """
     own = state.sandbox.own if state.sandbox else state.cpus
     cpus = str(own if state.is_pinned else proof.cpus)

@@ -30,7 +30,7 @@ REFUSED_WAIT: Final = 60.0
 # First delay after a failed list; by then a race with a restarting runtime is over.
 NOT_LISTED_WAIT: Final = 4.0
 LONGEST_NOT_LISTED_WAIT: Final = 60.0  # longest delay; also the first one if the runtime has crashed
-CRASHED: Final = "it has crashed by that"
+CRASHED: Final = "this has crashed it"
 _EXIT_SECONDS: Final = 0.5  # time in which a crashed runtime closes its socket
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
@@ -38,7 +38,7 @@ _STOP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether events arrive, from which runtime, whether it asks the plugin to validate, and why none arrive.
+    """Status of the connection: whether events arrive, the runtime, whether it asks the plugin to validate, or a reason.
 
     `is_refused`: the runtime does not know the events. `is_not_listed`: it ends connections instead of listing its pods
     and containers.
@@ -153,7 +153,7 @@ class Client:
     def _listens(self) -> bool:
         """Return whether the runtime still accepts connections.
 
-        It drops a client that does not register, so that trying is harmless.
+        The runtime drops a client that does not register, so this probe is harmless.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             try:
@@ -196,4 +196,4 @@ class Client:
         try:
             self._changed(status)
         except Exception:
-            logger.exception("a change of the connection was not taken")
+            logger.exception("a change of the connection could not be handled")

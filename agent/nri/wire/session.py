@@ -56,13 +56,13 @@ class Session:
         if isinstance(message, ttrpc.Request):
             self._check_call(connection, message.stream)
         elif connection != mux.RUNTIME or message.stream not in self._unanswered:
-            raise ProtocolError(f"an answer on the stream {message.stream}, where nothing was asked")
+            raise ProtocolError(f"a response on stream {message.stream}, which has no open request")
         else:
             self._unanswered.discard(message.stream)
 
     def _check_call(self, connection: int, stream: int) -> None:
         if connection != mux.PLUGIN:
-            raise ProtocolError("a call where only answers come")
+            raise ProtocolError("a request on a connection that is for responses only")
         if stream % 2 == 0 or stream <= self._called:
-            raise ProtocolError(f"a call on the stream {stream} after {self._called}")
+            raise ProtocolError(f"a request on stream {stream} after stream {self._called}")
         self._called = stream

@@ -15,7 +15,7 @@ LETTERS_LIMIT: Final = 8 * 2**20  # characters of the kept strings: 20,000 entri
 
 @dataclass
 class Parts:
-    """Joins the messages of one Synchronize. Entries are decoded one by one and copied, so that none keeps its part in memory."""
+    """Joins the parts of one Synchronize; entries are copied one by one, so that none keeps its whole message in memory."""
 
     pods: list[pb.KnownPodSandbox] = field(default_factory=list)
     containers: list[pb.KnownContainer] = field(default_factory=list)
@@ -40,7 +40,9 @@ class Parts:
     def _count(self, *texts: str) -> None:
         self._letters += sum(map(len, texts))
         if self._letters > LETTERS_LIMIT:
-            raise ProtocolError(f"more than {LETTERS_LIMIT} letters in names and ids of pods and containers")
+            raise ProtocolError(
+                f"more than {LETTERS_LIMIT} characters in names and ids of pods and containers"
+            )
 
 
 def known_pod(pod: pb.KnownPodSandbox) -> pb.KnownPodSandbox:

@@ -27,6 +27,7 @@ from tests.environments.node.containerd_node import (
     check_rules,
     start_node,
 )
+from tests.environments.node.node import until_nri
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 BIRTHS = int(os.environ.get("COREPIN_NRI_BIRTHS", "40"))
 RESTARTS = int(os.environ.get("COREPIN_NRI_RESTARTS", "3"))
-AT_ONCE = 7  # pods without a claim that start concurrently, next to one with a claim
+AT_ONCE = 7  # pods without a claim that start concurrently, in addition to one with a claim
 WINDOW = "corepin_agent_unpinned_window_seconds"
 pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one CPU can be owned or shared, not both"),
@@ -49,13 +50,8 @@ pytestmark = [
 def node(containerd: Containerd, tmp_path: Path) -> Iterator[ContainerdNode]:
     """Return a node without pods whose agent is an NRI plugin."""
     with start_node(containerd, tmp_path, nri=str(containerd.nri_socket)) as node_with_agent:
-        until_holds(node_with_agent)
+        until_nri(node_with_agent.agent)
         yield node_with_agent
-
-
-def until_holds(node: ContainerdNode) -> None:
-    """Wait until new containers get their CPUs through NRI."""
-    until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
 
 
 def until_broken(node: ContainerdNode) -> None:
@@ -67,7 +63,7 @@ def until_broken(node: ContainerdNode) -> None:
 
 
 def claimed(node: ContainerdNode, windows: Windows, name: str) -> tuple[Birth, Tenure]:
-    """Start a pod whose claim must fit, check that it starts on its own CPU, and remove it."""
+    """Start a pod that requires its CPU, check that it starts on that CPU, and remove it."""
     found = born(node, windows, name, **ISOLATE)
     own = CPUSet.parse(node.reported()[name]["cpus"])
     assert (len(own), found.cpus) == (1, own)
@@ -96,7 +92,7 @@ def tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
 def test_new_containers_beside_an_owner_start_on_the_shared_cpus(
     node: ContainerdNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each new container is on the shared CPUs at its first instruction, and none of them is refused."""
+    """While a container owns a CPU, each new container starts on the shared CPUs, and none is rejected."""
     pinned = node.add("pinned", annotations=ISOLATE)
     shared = node.all - pinned.cpus
     with Windows(node) as windows, ThreadPoolExecutor(AT_ONCE) as pool:
@@ -105,14 +101,14 @@ def test_new_containers_beside_an_owner_start_on_the_shared_cpus(
     assert {windows.seconds[born.name] for born in births} == {0.0}
     assert node.agent.metric(f"{WINDOW}_sum") == 0.0
     assert node.agent.metric(f"{WINDOW}_count", path="nri") == node.agent.metric(f"{WINDOW}_count")
-    assert node.refused.keys() <= {"pinned"}  # it is refused if the agent learns of its claim late
+    assert node.refused.keys() <= {"pinned"}  # it is rejected if the agent learns of the claim too late
     tell(capsys, f"{BIRTHS} pods beside an owner: all right at their first instruction")
 
 
 def test_owners_start_alone_on_their_cpus_under_churn(
     node: ContainerdNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each owner starts on its CPU and no other container does; a creation waits while the CPU is in use."""
+    """Each owner starts on its CPU and no other container does; while the CPU is in use, the creation is retried."""
     bystander = node.add("bystander")
     with Windows(node) as windows, ThreadPoolExecutor(AT_ONCE) as pool:
         others = [pool.submit(unclaimed, node, windows, f"plain-{number}") for number in range(BIRTHS)]
@@ -123,7 +119,7 @@ def test_owners_start_alone_on_their_cpus_under_churn(
     assert node.refused.keys() <= {born.name for born, _ in owners}, node.refused
     node.settled({bystander: node.all})
     waited = sum(map(len, node.refused.values()))
-    # Those were moved twice before a pass saw them, so their time is too long.
+    # These containers were moved twice before a pass saw them, so their reported time is too long.
     moved = sum(windows.seconds[born.name] > 0 for born in births)
     tell(
         capsys,
@@ -133,7 +129,7 @@ def test_owners_start_alone_on_their_cpus_under_churn(
 
 
 def test_container_whose_claim_does_not_fit_is_not_created(node: ContainerdNode) -> None:
-    """The creation fails with the refusal's message, and succeeds when enough CPUs are free."""
+    """If the claim does not fit, the creation fails with the refusal's message; it succeeds when enough CPUs are free."""
     node.add("first", annotations=ISOLATE)
     node.write("second", annotations=ISOLATE, cpu=str(len(node.all) - 1))
     node.run_pod("second")
@@ -150,7 +146,7 @@ def test_container_whose_claim_does_not_fit_is_not_created(node: ContainerdNode)
 
 
 def test_bound_memory_is_set_at_creation(node: ContainerdNode) -> None:
-    """The NUMA node is set at creation, read back from the kernel, and kept by later updates."""
+    """The NUMA node for the memory is set at creation, can be read back from the kernel, and later updates keep it."""
     bound = node.add("bound", annotations=NEAR)
     (numa_node,) = until("assigned", lambda: node.state_of("bound").get("numaNodes"))
     assert node.cpuset_of(bound.id) == (bound.cpus, CPUSet([numa_node]))
@@ -161,7 +157,7 @@ def test_bound_memory_is_set_at_creation(node: ContainerdNode) -> None:
 
 
 def test_foreign_update_does_not_move_a_container(node: ContainerdNode) -> None:
-    """An update by another CRI client keeps the agent's CPUs."""
+    """After an update by another CRI client the container still has the agent's CPUs."""
     pinned, bystander = node.add("pinned", annotations=ISOLATE), node.add("bystander")
     own = pinned.cpus
     assert len(own) == 1
@@ -192,7 +188,7 @@ def birth_of(node: ContainerdNode, name: str) -> CPUSet:
 def test_plugin_reconnects_to_a_killed_containerd(
     node: ContainerdNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After each kill the plugin reconnects, no CPU is owned twice, and containers are on their CPUs."""
+    """After each kill of containerd the plugin reconnects, no CPU has two owners, and containers are on their CPUs."""
     churn = Churn(node, seed=1)
     for number in range(RESTARTS):
         for _ in range(churn.random.randint(1, 4)):
@@ -201,7 +197,7 @@ def test_plugin_reconnects_to_a_killed_containerd(
             until_broken(node)
             for name in sorted(node.documents):
                 node.write(name, churn.random.choice((None, "share", "exclusive")))
-        until_holds(node)
+        until_nri(node.agent)
         node.add(f"after-{number}", command=TELLING)
         ledger = planned(node.agent.state, node.observe, lambda: node.agent.log)
         check_rules(node, ledger)
@@ -211,7 +207,7 @@ def test_plugin_reconnects_to_a_killed_containerd(
 
 
 def test_containers_start_while_the_agent_is_killed(node: ContainerdNode) -> None:
-    """Without the agent containers start unpinned; after its restart all are on their CPUs."""
+    """While no agent runs, containers start unpinned; after its restart the agent pins all of them."""
     pinned = node.add("pinned", annotations=ISOLATE)
     own = pinned.cpus
     node.agent.kill()
@@ -219,12 +215,12 @@ def test_containers_start_while_the_agent_is_killed(node: ContainerdNode) -> Non
     assert (pinned.cpus, bystander.cpus) == (own, node.all)
     node.agent.start()
     node.settled({pinned: own, bystander: node.all - own})
-    until_holds(node)
+    until_nri(node.agent)
     assert birth_of(node, "later") == node.all - own
 
 
 def test_hung_agent_costs_a_start_at_most_one_retry(node: ContainerdNode) -> None:
-    """A hung plugin is dropped after one refused creation at most; it reconnects and moves all containers."""
+    """The runtime drops a hung plugin after at most one failed creation; the plugin then reconnects and pins all."""
     pinned = node.add("pinned", annotations=ISOLATE)
     own = pinned.cpus
     node.write("bystander")
@@ -236,5 +232,5 @@ def test_hung_agent_costs_a_start_at_most_one_retry(node: ContainerdNode) -> Non
         later = node.add("later")
         assert "later" not in node.refused
     node.settled({pinned: own, bystander: node.all - own, later: node.all - own})
-    until_holds(node)
+    until_nri(node.agent)
     assert birth_of(node, "last") == node.all - own

@@ -12,7 +12,7 @@ from agent.nri.wire import WORKER_EVENTS, WORKER_EVENTS_OLD, Client, Event, Plug
 from agent.nri.wire import nri_pb2 as pb
 from tests.agent.nri.nri_runtime import NAME, Failed, NRIRuntime, container, pod, running_nri
 from tests.environments.server.catalog import NRI_RUNTIMES
-from tests.environments.waiting import until
+from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -29,18 +29,18 @@ TOLD = {  # events by command
     "StopPodSandbox": Event.STOP_POD_SANDBOX,
     "RemovePodSandbox": Event.REMOVE_POD_SANDBOX,
 }
-EVERYTHING = 0  # mask that requests every event which the runtime knows
+EVERYTHING = 0  # mask of all events that the runtime has
 NEARLY_4_MIB = 4 * 2**20 - 2000
 
 
 def cpus_of(update: pb.ContainerUpdate, cpus: str) -> pb.ContainerUpdate:
-    """Set the CPUs of an update and return it."""
+    """Set the CPUs in an update and return the update."""
     update.linux.resources.cpu.cpus = cpus
     return update
 
 
 class Noting:
-    """Handlers that record their calls and give every container CPUs 2-3."""
+    """Handlers that record their calls and assign CPUs 2-3 to every container."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, str, str]] = []
@@ -60,7 +60,7 @@ class Noting:
         return self.updates
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Give the container CPUs, unless the test decides otherwise."""
+        """Assign CPUs to the container, unless the test sets another answer."""
         response = pb.CreateContainerResponse()
         response.adjust.linux.resources.cpu.cpus = "2-3"
         response.adjust.env.add(key="POD", value=pod.uid)
@@ -75,7 +75,7 @@ class Noting:
         return pb.UpdateContainerResponse(update=[update])
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Return the test's verdict."""
+        """Return the reason that the test has set, or ""."""
         return self.verdict
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
@@ -98,15 +98,23 @@ def client_of(
 
 
 def created(nri: NRIRuntime) -> str:
-    """Create a container; return its CPUs, or ""."""
+    """Create a container; return its CPUs, or "" if it has none."""
     adjusted = nri.do("CreateContainer", pod=pod("a"), container=container("a")).get("adjust", {})
     cpus: str = adjusted.get("linux", {}).get("resources", {}).get("cpu", {}).get("cpus", "")
     return cpus
 
 
+def created_if_accepted(nri: NRIRuntime) -> str:
+    """Create a container; return its CPUs, or "" if the creation fails too."""
+    try:
+        return created(nri)
+    except Failed:
+        return ""
+
+
 @pytest.fixture
 def handlers() -> Noting:
-    """Return handlers that give every container CPUs 2-3."""
+    """Return handlers that assign CPUs 2-3 to every container."""
     return Noting()
 
 
@@ -118,7 +126,7 @@ def client(nri: NRIRuntime, handlers: Noting) -> Iterator[Client]:
 
 
 def test_client_detects_validators(nri: NRIRuntime, client: Client) -> None:
-    """A runtime without validators drops the connection, and accepts the plugin without that event."""
+    """A runtime without validators drops the connection; the client then connects without the validation event."""
     until("connected", lambda: client.status.is_connected)
     assert NAME in client.status.runtime
     assert client.status.validates == nri.has_validators
@@ -126,7 +134,7 @@ def test_client_detects_validators(nri: NRIRuntime, client: Client) -> None:
 
 
 def test_synchronization_in_parts_is_one_call_of_the_handlers(nri: NRIRuntime, handlers: Noting) -> None:
-    """Three thousand containers of ten megabytes arrive once and in order, and the updates are accepted."""
+    """A list of 3,000 containers (10 MB) arrives in parts: the handler gets it once and in order, and its updates apply."""
     padding = {"padding": "x" * 3000}
     pods = [pod(f"uid-{number}") for number in range(100)]
     containers = [
@@ -165,7 +173,7 @@ def test_created_container_gets_cpus_and_environment(nri: NRIRuntime, client: Cl
 
 
 def test_rejected_container_is_not_created(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
-    """The runtime fails with the handler's message and keeps the plugin."""
+    """If the handler rejects a container, the creation fails with the handler's message, and the plugin stays connected."""
 
     def reject(response: pb.CreateContainerResponse) -> None:
         raise Reject("wanted 4 CPUs, 2 are free")
@@ -179,7 +187,7 @@ def test_rejected_container_is_not_created(nri: NRIRuntime, handlers: Noting, cl
 
 
 def test_update_is_answered_for_the_same_container(nri: NRIRuntime, client: Client) -> None:
-    """The CPUs of the answer replace those of the request."""
+    """The CPUs in the handler's answer to an update replace those of the request."""
     resources = {"cpu": {"cpus": "0-7", "quota": {"value": "200000"}}}
     answer = nri.do("UpdateContainer", pod=pod("a"), container=container("a"), linux_resources=resources)
     [update] = answer["update"]
@@ -199,7 +207,7 @@ def test_messages_of_nearly_4_mib_pass(nri: NRIRuntime, handlers: Noting) -> Non
 
 
 def test_validator_can_reject_a_creation(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
-    """A reason makes the creation fail; a runtime without validators does not call the handler."""
+    """If the validator returns a reason, the creation fails; a runtime without validators does not call the handler."""
     handlers.verdict = "no CPUs were assigned"
     if nri.has_validators:
         with pytest.raises(Failed, match="no CPUs were assigned"):
@@ -209,7 +217,7 @@ def test_validator_can_reject_a_creation(nri: NRIRuntime, handlers: Noting, clie
 
 
 def test_client_reconnects_to_a_restarted_runtime(nri: NRIRuntime, handlers: Noting, client: Client) -> None:
-    """The status has the reason of the outage, and the plugin is synchronized again after the restart."""
+    """After an outage the status has the reason, and the plugin is synchronized again when the runtime restarts."""
     nri.kill()
     until("dropped", lambda: not client.status.is_connected)
     assert client.status.reason
@@ -223,7 +231,7 @@ def test_client_reconnects_to_a_restarted_runtime(nri: NRIRuntime, handlers: Not
 @pytest.mark.server
 @pytest.mark.parametrize("version", list(NRI_RUNTIMES))
 def test_late_answer_ends_the_connection(version: str, handlers: Noting, tmp_path: Path) -> None:
-    """A late plugin is dropped; the creation fails with validators, and is not adjusted without."""
+    """If a plugin answers too late the runtime drops it; with validators the creation fails, without it is not adjusted."""
     done = threading.Event()
     handlers.decide = lambda _: done.wait()
     with running_nri(version, tmp_path, timeout="1s") as nri, client_of(nri, handlers) as client:
@@ -236,5 +244,6 @@ def test_late_answer_ends_the_connection(version: str, handlers: Noting, tmp_pat
         finally:
             done.set()
         nri.synchronized(2)
-        assert created(nri) == "2-3"
+        # On a busy machine a plugin that answers at once may miss this timeout too, and reconnect again.
+        until_equal("its CPUs", lambda: created_if_accepted(nri), "2-3")
         until("connected", lambda: client.status.is_connected)

@@ -1,4 +1,4 @@
-"""New containers over NRI as the agent's loop sees them, and the fallback to cgroups."""
+"""New containers that NRI reports to the agent's loop, and the fallback to cgroups."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from agent.interfaces import NewContainer
 from agent.node_state import LargeEnvironment, NodeState, StartWay
 from agent.node_state import Path as Way
 from agent.nri.container_watch import SWITCH_SECONDS, EnvironmentSearch, NriContainerWatch, StartedOwners
-from agent.nri.plugin import COVERED_SECONDS, Plugin
+from agent.nri.plugin import COVERED_SECONDS, KEPT_SECONDS, Plugin
+from agent.nri.wire import Event, Reject
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.start_table import StartTable, start_table
 from tests.agent.fakes import FakeNode
-from tests.agent.nri.fake_runtime import FakeRuntime, container, pod
+from tests.agent.nri.fake_runtime import FakeRuntime, container, known, known_pod, pod
 from tests.pinning.world import EXCLUSIVE, World, world
 
 PATIENCE_SECONDS = 60
 B = pod("b")
+MARKED = {"cpu-manager.corepin.io/pod": "exclusive"}
 COMING = NewContainer("b-c0", Owner("uid-b", "c0"), "/kubepods/podb/b-c0")
 
 
@@ -41,18 +43,18 @@ class Cgroups:
     owners: NoOwners = field(default_factory=NoOwners)
 
     def publish(self, table: StartTable | None) -> None:
-        """Ignore the table."""
+        """Ignore the start table."""
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None for every container."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Record the watched cgroups."""
+        """Record for which cgroups the watch was started."""
         self.followed = list(cgroups)
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Let the test report containers until cancelled."""
+        """Wait until cancelled; the test itself reports containers."""
         self.made = created
         await asyncio.get_running_loop().create_future()
 
@@ -70,7 +72,7 @@ class Scene:
         self.changed = asyncio.Event()
 
     def table(self) -> StartTable:
-        """Apply the plan and return the table for new containers."""
+        """Plan, and return the table of CPUs for new containers."""
         self.world.run_all()
         return start_table(self.world.plan(), self.world.observe())
 
@@ -108,6 +110,22 @@ def _switches() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_container_started_in_a_virtual_machine_has_no_cpus_of_its_creation(
+    tmp_path: Path, *, is_on_host: bool
+) -> None:
+    """If a container runs in a virtual machine without its own CPUs, a pass moves the machine at once."""
+    scene = Scene(tmp_path)
+    scene.plugin = Plugin(lambda _: False, is_on_host=lambda _: is_on_host)
+    scene.watch = NriContainerWatch(scene.socket, scene.plugin, scene.cgroups)
+    scene.plugin.table = scene.table()
+    scene.plugin.create_container(B, container("c0", "b"))
+    assert scene.watch.started("b-c0") is not None
+    scene.plugin.event(Event.START_CONTAINER, known_pod(B), known(container("c0", "b")))
+
+    assert (scene.watch.started("b-c0") is not None) is is_on_host
+
+
 def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) -> None:
     """The plugin connects after the first table is published, and reconnects to a restarted runtime."""
 
@@ -133,7 +151,7 @@ def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) ->
 
 
 def test_newest_table_answers(tmp_path: Path) -> None:
-    """A creation is answered with the table published last."""
+    """The answer to a creation has the CPUs of the table that was published last."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -150,8 +168,45 @@ def test_newest_table_answers(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_rejected_creation_requests_a_pass(tmp_path: Path) -> None:
+    """After a rejected creation a pass is requested, and the next table contains the pod."""
+
+    async def story(scene: Scene) -> None:
+        scene.watch.publish(scene.table())
+        late = pod("late", annotations=MARKED)
+        with FakeRuntime(scene.socket) as runtime:
+            await asyncio.to_thread(runtime.plugin)
+            await scene.until(holds=True)
+            assert scene.watch.start_way.rejected == frozenset()
+            scene.changed.clear()
+            with pytest.raises(Reject):
+                await asyncio.to_thread(scene.plugin.create_container, late, container("c0", "late"))
+            await scene.changed.wait()
+            assert scene.watch.start_way.rejected == {"uid-late"}
+
+    play(tmp_path, story)
+
+
+def test_rejected_pods_are_kept_for_a_minute(tmp_path: Path) -> None:
+    """A rejected pod is stored until a minute after its last rejection, and only its first rejection is reported."""
+    now, reported = [0.0], list[float]()
+    plugin = Plugin(lambda _: False, clock=lambda: now[0])
+    plugin.table = Scene(tmp_path).table()
+    plugin.pod_rejected = lambda: reported.append(now[0])
+    for now[0], name, kept in (
+        (0.0, "x", {"uid-x"}),
+        (KEPT_SECONDS / 2, "x", {"uid-x"}),
+        (KEPT_SECONDS, "y", {"uid-x", "uid-y"}),
+        (2 * KEPT_SECONDS, "x", {"uid-x"}),
+    ):
+        with pytest.raises(Reject):
+            plugin.create_container(pod(name, annotations=MARKED), container("c0", name))
+        assert plugin.rejected.keys() == kept
+    assert reported == [0.0, KEPT_SECONDS, 2 * KEPT_SECONDS]
+
+
 def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
-    """A new cgroup is reported only without NRI, or if its CPUs were given away since."""
+    """While NRI is connected, a new container is reported only if its CPUs were assigned to another one since."""
 
     async def story(scene: Scene) -> None:
         first = scene.table()
@@ -172,7 +227,7 @@ def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
 
 
 def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
-    """If the runtime closed the connection before it took the answer, the container is reported."""
+    """If the runtime closed the connection before it read the answer, the container is reported."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -191,7 +246,7 @@ def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
 
 
 def test_container_known_to_a_pass_is_not_reported(tmp_path: Path) -> None:
-    """The pass itself moves a container that it has seen."""
+    """A container that a pass has seen is not reported, because the pass itself moves it."""
 
     async def story(scene: Scene) -> None:
         scene.watch.publish(scene.table())
@@ -217,7 +272,7 @@ def test_cgroups_are_watched_while_nri_is_connected(tmp_path: Path) -> None:
 
 
 def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
-    """Only containers that NRI did not create are looked up in the runtime."""
+    """The agent looks up only those containers in the runtime that NRI did not create."""
 
     class Nobody:
         def known(self, container_id: str) -> Owner | None:
@@ -243,7 +298,7 @@ def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
 
 
 def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> None:
-    """Once NRI names every new container, an unknown id is a sandbox; after a disconnection the runtime is asked again."""
+    """While NRI reports every new container, an unknown id is a sandbox; after a disconnect the runtime is called again."""
     now = [0.0]
     plugin = Plugin(lambda _: False, clock=lambda: now[0])
     watch = NriContainerWatch(tmp_path / "nri.sock", plugin, Cgroups())
@@ -276,7 +331,7 @@ def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> N
 
 
 class Ways:
-    """A reporter that waits for a start path in the published state."""
+    """A reporter that waits until the published state has a certain start path."""
 
     def __init__(self) -> None:
         self._newest: Way | None = None

@@ -1,4 +1,4 @@
-"""The guard as a process: probes, log, and its end."""
+"""The guard as a process: its probes, its log, and its exit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUARDING = Status(is_connected=True, runtime="containerd v2.2.0", validates=True
 OLD = Status(
     is_connected=False, runtime="cri-o 1.33.5", reason="the runtime closed the connection", is_refused=True
 )
-REASON = "the runtime closed the connection: {}: {} the guard takes containerd 2.2 or CRI-O 1.34 or later, whose NRI is 0.10 or later"
+REASON = "the runtime closed the connection: {}: {} the guard needs containerd 2.2 or CRI-O 1.34 or later, whose NRI is 0.10 or later"
 AWAY = Status(is_connected=False, reason="/var/run/nri/nri.sock: No such file or directory")
 
 
@@ -71,7 +71,7 @@ def test_probes_are_answered(path: str, problem: str, status: HTTPStatus, text: 
 
 
 def test_silent_connections_time_out() -> None:
-    """Silent connections up to the limit are closed after a timeout, and the next request is answered."""
+    """Connections without a request are closed after a timeout, so that a full server answers the next request."""
     health = Health(("127.0.0.1", 0), str, request_seconds=0.05)
     with serving(health) as address:
         silent = [connected(health) for _ in range(ASKING)]
@@ -83,7 +83,7 @@ def test_silent_connections_time_out() -> None:
 
 
 def test_garbled_requests_are_answered() -> None:
-    """A request line without a path is answered with 404."""
+    """A request line without a path gets the status 404."""
     health = Health(("127.0.0.1", 0), str)
     with serving(health), closing(connected(health)) as connection:
         connection.sendall(b"\xff\xfe\r\n\r\n")
@@ -108,7 +108,7 @@ def test_garbled_requests_are_answered() -> None:
     ],
 )
 def test_obstacle_is_the_reason_of_the_connection(status: Status, problem: str) -> None:
-    """The reason is the connection's, with the runtime and what it needs if it refused; "" while it is connected."""
+    """If the runtime is not connected, the reason of the readiness probe names the runtime and the remedy."""
     assert obstacle(status) == problem
 
 
@@ -128,7 +128,7 @@ def test_each_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_guard_exits_when_the_kubelets_state_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It returns the file's reason, so that its container restarts with the new file."""
+    """The guard exits when the kubelet replaces its state file, so that its restarted container sees the new file."""
     monkeypatch.setattr("agent.nri.guard_process.LOOK_SECONDS", 0.001)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # keeps the handlers of the test run
     reasons = iter(("", "", "cpu_manager_state: replaced"))

@@ -1,4 +1,4 @@
-"""`corepin guard` as a process against NRI's own runtime side, with the agent connected, absent or hung."""
+"""`corepin guard` as a process with NRI's own runtime side, while the agent is connected, absent or hung."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALIDATING = pytest.mark.parametrize("nri", ["0.11", "0.12"], indirect=True)
 
 
 class Agent(Guard):
-    """A plugin like the agent's: it gives every container CPUs, unless it hangs."""
+    """A plugin with the agent's name, which assigns CPUs to every container unless it hangs."""
 
     def __init__(self) -> None:
         super().__init__(frozenset(), lambda: False)
@@ -35,7 +35,7 @@ class Agent(Guard):
         self.well.set()
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Give the container CPUs."""
+        """Assign CPUs to the container."""
         self.well.wait()
         response = pb.CreateContainerResponse()
         response.adjust.linux.resources.cpu.cpus = "2-3"
@@ -48,7 +48,7 @@ class Agent(Guard):
 
 @contextmanager
 def guarding(nri: NRIRuntime) -> Iterator[GuardProcess]:
-    """Run the command and yield it when it guards."""
+    """Run the guard and yield it when it is connected."""
     before = nri.joined(str(GUARD))
     with guard_on(nri.socket, nri.directory) as guard:
         until("the guard is asked", lambda: nri.joined(str(GUARD)) > before)
@@ -78,7 +78,7 @@ def created(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
 
 
 def retried(nri: NRIRuntime, annotations: dict[str, str]) -> Any:
-    """Create a container with a retry, as the kubelet does; the first try may find a plugin gone."""
+    """Create a container, and retry once, because the runtime may drop a plugin at the first attempt."""
     try:
         return created(nri, annotations)
     except Failed:
@@ -94,7 +94,7 @@ def held_back(nri: NRIRuntime) -> str:
 
 @VALIDATING
 def test_marked_containers_wait_for_the_agent(nri: NRIRuntime) -> None:
-    """A marked container is rejected before the agent connects and after it has left; others start."""
+    """A marked container is rejected before the agent connects and after it disconnects; other containers start."""
     with guarding(nri):
         text = held_back(nri)
         assert (
@@ -110,7 +110,7 @@ def test_marked_containers_wait_for_the_agent(nri: NRIRuntime) -> None:
 
 @VALIDATING
 def test_two_guards_can_run_at_once(nri: NRIRuntime) -> None:
-    """During a rollout two guards reject no container of the agent, and one alone still guards."""
+    """During a rollout two guards accept the agent's containers, and after it one guard still rejects others."""
     with ExitStack() as first:
         old = first.enter_context(guarding(nri))
         with guarding(nri), agent_on(nri):
@@ -127,8 +127,8 @@ def test_two_guards_can_run_at_once(nri: NRIRuntime) -> None:
 @pytest.mark.server
 @pytest.mark.parametrize("version", ["0.11", "0.12"])
 def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_path: Path) -> None:
-    """A hung agent lets no marked container start, and others at the second try at the latest."""
-    with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri), agent_on(nri) as agent:
+    """While the agent hangs no marked container starts, and other containers start at the second attempt at the latest."""
+    with running_nri(version, tmp_path) as nri, guarding(nri), agent_on(nri) as agent:
         agent.well.clear()
         held_back(nri)
         assert "was promised CPUs of its own" in held_back(nri)
@@ -139,18 +139,18 @@ def test_an_agent_that_hangs_lets_no_marked_container_start(version: str, tmp_pa
 @pytest.mark.parametrize("version", ["0.11", "0.12"])
 def test_a_hung_guard_is_dropped_and_reconnects(version: str, tmp_path: Path) -> None:
     """A hung guard fails one creation, is dropped by the runtime, and reconnects later."""
-    with running_nri(version, tmp_path, timeout="2s") as nri, guarding(nri) as guard:
+    with running_nri(version, tmp_path) as nri, guarding(nri) as guard:
         with guard.daemon.hung():
             with pytest.raises(Failed, match="90-corepin-guard"):
                 created(nri, {})
             assert created(nri, {}) is None
-        until("it guards again", lambda: nri.joined(str(GUARD)) == 2)
+        until("it guards again", lambda: nri.joined(str(GUARD)) >= 2)
         assert "was promised CPUs of its own" in held_back(nri)
 
 
 @pytest.mark.parametrize("nri", ["0.8"], indirect=True)
 def test_runtime_without_validators_makes_the_guard_unready(nri: NRIRuntime) -> None:
-    """On a runtime without validators the guard is not ready, with the reason, and everything starts."""
+    """On a runtime without validators the guard is not ready and reports the reason, and all containers start."""
     with guard_on(nri.socket, nri.directory) as guard:
         until("it was refused", lambda: "0x2000" in guard.readiness()[1])
         status, reason = guard.readiness()
@@ -160,7 +160,7 @@ def test_runtime_without_validators_makes_the_guard_unready(nri: NRIRuntime) -> 
 
 @pytest.mark.parametrize("nri", ["0.12"], indirect=True)
 def test_memory_of_the_guard_is_limited(nri: NRIRuntime) -> None:
-    """The guard's memory stays below the manifest's request, also with many containers."""
+    """The guard's memory stays below the manifest's request, even with many containers."""
     pods = [pod(f"p{number}", note="x" * 200) for number in range(110)]
     containers = [container(f"p{number}", f"c{place}") for number in range(110) for place in range(5)]
     nri.hold(pods, containers)

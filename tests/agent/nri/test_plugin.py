@@ -22,29 +22,28 @@ A, B = pod("a"), pod("b")
 
 @dataclass
 class Node:
-    """A planned node with its plugin; pod `a` is `uid-a` for the API and the runtime."""
+    """A planned node with its plugin; pod `a` has the uid `uid-a` in the API and in the runtime."""
 
     world: World
     now: float = 0.0
     put: list[tuple[int, str]] = field(default_factory=list)  # pid, and CPUs to which its threads were moved
-    is_settled: bool = True  # all threads were moved
+    is_settled: bool = True  # whether all threads could be moved
+    is_on_host: bool = True  # whether the host has the containers' cgroups
     plugin: Plugin = field(init=False)
 
     def __post_init__(self) -> None:
         self.plugin = Plugin(
-            lambda handler: "kata" in handler,
-            lambda: self.now,
-            self.move,
+            lambda handler: "kata" in handler, lambda: self.now, self.move, lambda _: self.is_on_host
         )
         self.publish()
 
     def move(self, pid: int, cpus: CPUSet) -> bool:
-        """Record the CPUs to which a process is moved."""
+        """Record to which CPUs a process is moved."""
         self.put.append((pid, str(cpus)))
         return self.is_settled
 
     def publish(self, *, settled: bool = True) -> StartTable:
-        """Plan and publish the table; with `settled` all writes of the plan are done."""
+        """Plan and publish the table; `settled` means that all writes of the plan are done."""
         if settled:
             self.world.run_all()
         planned = self.world.plan()
@@ -72,7 +71,7 @@ def node() -> Node:
 
 
 def test_owner_is_created_with_its_cpus_and_environment(node: Node) -> None:
-    """The adjustment has the cpuset and CMK's variables only."""
+    """The adjustment of an exclusive container has its cpuset and CMK's variables, and nothing else."""
     answer = node.plugin.create_container(A, container("c0", "a"))
     assert answer.adjust.linux.resources.cpu == pb.LinuxCPU(cpus="1,5")
     assert {entry.key: entry.value for entry in answer.adjust.env} == {
@@ -86,7 +85,7 @@ def test_owner_is_created_with_its_cpus_and_environment(node: Node) -> None:
 
 
 def test_system_containers_start_on_the_reserved_cpus(node: Node) -> None:
-    """A container in a system namespace starts and stays on the reserved CPUs, also if its pod is unknown."""
+    """A container in a system namespace starts on the reserved CPUs, even if its pod is unknown, and updates keep them."""
     node.world.config = replace(node.world.config, system_namespaces=("kube-*",))
     node.publish()
     pod = pb.PodSandbox(uid="new", namespace="kube-system")
@@ -98,7 +97,7 @@ def test_system_containers_start_on_the_reserved_cpus(node: Node) -> None:
 
 
 def test_container_of_an_unknown_claim_is_rejected(node: Node) -> None:
-    """A container with the device of a claim without CPUs is rejected; other devices are ignored."""
+    """A container with the device of a claim is rejected if the claim has no CPUs; other devices are ignored."""
     uid = "00000000-0000-4000-8000-000000000001"
     claiming = container("c0", "b")
     claiming.CDI_devices.add(name="nvidia.com/gpu=0")
@@ -109,14 +108,14 @@ def test_container_of_an_unknown_claim_is_rejected(node: Node) -> None:
 
 
 def test_other_containers_are_created_in_the_shared_set(node: Node) -> None:
-    """A container without exclusive CPUs gets the shared set and no variables."""
+    """A container without exclusive CPUs gets the shared set and none of CMK's variables."""
     answer = node.plugin.create_container(B, container("c0", "b"))
     assert answer.adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
     assert not answer.adjust.env
 
 
 def test_mixed_container_starts_on_its_own_cpus() -> None:
-    """Its cpuset includes the shared set, and its first process is moved to its own CPUs before it starts."""
+    """The cpuset of a mixed container includes the shared set, and its first process starts on its own CPUs."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     answer = node.plugin.create_container(A, container("c0", "a"))
     assert answer.adjust.linux.resources.cpu.cpus == "0-7"
@@ -141,7 +140,7 @@ def test_mixed_container_starts_on_its_own_cpus() -> None:
 def test_mixed_container_without_pid_is_created_on_its_own_cpus(
     runtime: str, version: str, cpus: str
 ) -> None:
-    """CRI-O before 1.36 reports no pid at the start, so the shared set is added by the next pass."""
+    """CRI-O before 1.36 reports no pid at the start, so the container gets the shared set in the next pass."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     node.plugin.configure(pb.ConfigureRequest(runtime_name=runtime, runtime_version=version))
     answer = node.plugin.create_container(A, container("c0", "a"))
@@ -153,7 +152,7 @@ def test_mixed_container_without_pid_is_created_on_its_own_cpus(
 
 
 def test_start_of_a_sandbox_is_reported(node: Node) -> None:
-    """The pod's uid is passed on when its sandbox starts, and not at other events."""
+    """When a sandbox starts, the plugin reports the uid of its pod; at other events it does not."""
     started: list[str] = []
     node.plugin.sandbox_started = started.append
     for event in (Event.RUN_POD_SANDBOX, Event.STOP_POD_SANDBOX):
@@ -161,8 +160,21 @@ def test_start_of_a_sandbox_is_reported(node: Node) -> None:
     assert started == [A.uid]
 
 
+def test_sandboxes_that_started_unseen_are_reported(node: Node) -> None:
+    """A sandbox whose start was missed is reported when the runtime lists it, or when its container is rejected."""
+    started: list[str] = []
+    node.plugin.sandbox_started = started.append
+    node.plugin.synchronize([known_pod(A), known_pod(B)], [])
+    assert started == [A.uid, B.uid]
+    late = pod("late", annotations={"smt-policy.corepin.io/pod": "require"})
+    with pytest.raises(Reject):
+        node.cpus(late)
+    node.cpus(A)
+    assert started[2:] == [late.uid]
+
+
 def test_first_process_is_known_from_the_start_until_the_removal(node: Node) -> None:
-    """Pid and cgroup of a container that starts are kept; without a pid, as CRI-O before 1.36 has none, they are not."""
+    """Pid and cgroup of a container are stored from its start to its removal; CRI-O before 1.36 reports no pid."""
     started, later = container("c0", "a"), container("c1", "a")
     started.pid, started.linux.cgroups_path = 42, "/kubepods/pod1/a-c0"
     later.CopyFrom(started)
@@ -194,18 +206,20 @@ def test_incomplete_move_of_a_first_process_is_recorded() -> None:
 
 
 def test_only_mixed_containers_with_a_pid_are_moved_at_start(node: Node) -> None:
-    """Containers without shared CPUs, and those without a pid, are not moved at their start."""
-    for of in (A, B):
+    """At its start a container is moved only if it has shared CPUs, a pid, and a cgroup on the host."""
+    for of in (B, A):
         started = container("c0", of.name)
         started.pid = 42
         node.plugin.event(Event.START_CONTAINER, known_pod(of), known(started))
     mixed = node_with(replace(EXCLUSIVE, shared="true"))
-    mixed.plugin.event(Event.START_CONTAINER, known_pod(A), known(container("c0", "a")))
+    for pid, mixed.is_on_host in ((0, True), (42, False)):  # 42: the pid of a virtual machine's VMM
+        started.pid = pid
+        mixed.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
     assert node.put == mixed.put == []
 
 
 def test_bound_memory_is_set_at_creation_only() -> None:
-    """The creation has the NUMA node of the CPUs; an update of a running container has none."""
+    """A creation sets the NUMA node for memory; an update of a running container does not."""
     node = world(8, sockets=2)
     node.add("uid-a", [Wish("2", policy="exclusive", numa="single", memory="bind")])
     bound = Node(node)
@@ -229,7 +243,7 @@ def test_bound_memory_is_set_at_creation_only() -> None:
     ],
 )
 def test_pod_with_a_request_is_rejected_until_it_is_known(node: Node, key: str) -> None:
-    """A pod with the mark, a policy or an injected resource is rejected until the plan has it."""
+    """A pod with the guard's mark, a policy or an injected resource is rejected until the plan contains it."""
     late = pod("late", annotations={key: "true"})
     with pytest.raises(Reject, match="has not seen it yet"):
         node.cpus(late)
@@ -239,7 +253,7 @@ def test_pod_with_a_request_is_rejected_until_it_is_known(node: Node, key: str) 
 
 
 def test_virtual_machine_is_rejected_until_it_is_known(node: Node) -> None:
-    """A KubeVirt pod is recognized by its label, because the sandbox does not have its spec."""
+    """A KubeVirt pod is rejected until it is known; its label identifies it, because NRI does not report the spec."""
     late = pod("late")
     late.labels["kubevirt.io"] = "virt-launcher"
     with pytest.raises(Reject):
@@ -253,14 +267,14 @@ def test_static_pod_is_not_rejected(node: Node) -> None:
 
 
 def test_sandbox_annotations_grant_no_cpus(node: Node) -> None:
-    """If the API shows a pod without a claim, the annotations of its sandbox are ignored."""
+    """If the API shows a pod without a claim, annotations of its sandbox give it no CPUs."""
     node.world.add("uid-b", [Wish()])
     node.publish()
     assert node.cpus(pod("b", annotations={"cpu-manager.corepin.io/pod": "exclusive"})) == "0,2-4,6-7"
 
 
 def test_claim_that_does_not_fit_is_rejected_with_its_refusal() -> None:
-    """The error of the creation has the message of the refusal, which `kubectl describe pod` shows."""
+    """If a claim does not fit, the creation fails with the message of the refusal, which `kubectl describe pod` shows."""
     node = node_with(Wish(cores=9))
     (refusal,) = node.world.plan().refusals
     with pytest.raises(Reject) as rejected:
@@ -271,7 +285,7 @@ def test_claim_that_does_not_fit_is_rejected_with_its_refusal() -> None:
 
 
 def test_owner_waits_for_a_container_of_a_stale_table() -> None:
-    """An owner is rejected while a container created with a stale table may be on its CPUs."""
+    """An owner is rejected while a container that was created with an older table may run on its CPUs."""
     node = Node(world(4))
     assert node.cpus(B) == "0-7"
     node.world.add("uid-a", [WHOLE])
@@ -287,7 +301,7 @@ def test_owner_waits_for_a_container_of_a_stale_table() -> None:
 
 @pytest.mark.parametrize("ends", ["removed", "late"])
 def test_failed_creation_frees_its_cpus(ends: str) -> None:
-    """A container that is removed, or not listed for a minute, does not block its CPUs."""
+    """After a container was removed, or was not listed for a minute, its CPUs are free again."""
     node = Node(world(4))
     node.cpus(B)
     if ends == "removed":
@@ -300,7 +314,7 @@ def test_failed_creation_frees_its_cpus(ends: str) -> None:
 
 
 def test_seen_container_keeps_its_record_however_late() -> None:
-    """A container that the first table after a minute shows was made: it keeps its record."""
+    """A container whose CPUs a table contains only after a minute keeps its record."""
     node = Node(world(4))
     node.cpus(B)
     node.now += KEPT_SECONDS + 1
@@ -313,7 +327,7 @@ def test_seen_container_keeps_its_record_however_late() -> None:
 
 @pytest.mark.parametrize("ends", ["removed", "gone after a reconnect"])
 def test_owner_starts_without_a_pass_when_its_cpus_are_free(ends: str) -> None:
-    """After a removal event, or a synchronization without the container, the owner starts."""
+    """When its CPUs become free by a removal event or a synchronization, the owner starts without a pass."""
     node = Node(world(4))
     node.cpus(B)
     node.world.add("uid-a", [WHOLE])
@@ -329,7 +343,7 @@ def test_owner_starts_without_a_pass_when_its_cpus_are_free(ends: str) -> None:
 
 @pytest.mark.parametrize("event", [Event.STOP_CONTAINER, Event.START_CONTAINER, Event.STOP_POD_SANDBOX])
 def test_only_a_removal_ends_a_container(node: Node, event: Event) -> None:
-    """A container that stops keeps its CPUs, because it may start again."""
+    """A container that stops keeps its CPUs until it is removed, because it may start again."""
     node.cpus(A)
     node.plugin.event(event, known_pod(A), known(container("c0", "a")))
     assert "a-c0" in node.plugin.started
@@ -337,7 +351,7 @@ def test_only_a_removal_ends_a_container(node: Node, event: Event) -> None:
 
 @pytest.mark.parametrize(("asked", "corrected"), [("", "1,5"), ("0-7", "1,5"), ("1,5", None)])
 def test_update_keeps_a_container_on_its_cpus(node: Node, asked: str, corrected: str | None) -> None:
-    """An update with other CPUs is corrected to the newest table's; the answer has the cpuset only."""
+    """An update with other CPUs is answered with the CPUs of the newest table, and with nothing else."""
     update = node.plugin.update_container(
         A, container("c0", "a"), pb.LinuxResources(cpu=pb.LinuxCPU(cpus=asked))
     )
@@ -350,7 +364,7 @@ def test_update_keeps_a_container_on_its_cpus(node: Node, asked: str, corrected:
 
 
 def test_container_in_conflict_is_not_corrected(node: Node) -> None:
-    """In a conflict updates are not corrected, and new containers still get their CPUs."""
+    """During a conflict the plugin does not correct updates of the container, and new containers still get their CPUs."""
     table = node.publish()
     node.plugin.table = replace(table, left_alone=frozenset({Owner("uid-a", "c0")}))
     assert not node.plugin.update_container(A, container("c0", "a"), pb.LinuxResources()).update
@@ -359,7 +373,7 @@ def test_container_in_conflict_is_not_corrected(node: Node) -> None:
 
 @pytest.mark.parametrize("way", ["observing", "virtual machine"])
 def test_observed_and_vm_containers_are_not_changed(node: Node, way: str) -> None:
-    """Creations and updates are not changed while observing, and not in virtual machines."""
+    """While the agent observes, and in virtual machines, creations and updates are not changed."""
     of = pod("a")
     if way == "observing":
         node.plugin.table = None
@@ -371,7 +385,7 @@ def test_observed_and_vm_containers_are_not_changed(node: Node, way: str) -> Non
 
 
 def test_virtual_machine_whose_claim_does_not_fit_is_rejected() -> None:
-    """A container in a virtual machine is rejected as others are."""
+    """A container in a virtual machine is rejected like any other if its claim does not fit."""
     of = pod("a")
     of.runtime_handler = "kata"
     with pytest.raises(Reject):
@@ -379,7 +393,7 @@ def test_virtual_machine_whose_claim_does_not_fit_is_rejected() -> None:
 
 
 def test_containers_missing_after_a_reconnect_are_forgotten(node: Node) -> None:
-    """After a synchronization only listed containers are kept, and none is updated."""
+    """After a synchronization the plugin keeps only the listed containers, and updates none."""
     node.cpus(A)
     node.cpus(B)
     assert node.plugin.synchronize([known_pod(A)], [known(container("c0", "a"))]) == ()
@@ -399,7 +413,7 @@ def test_state_does_not_grow_with_removed_containers(node: Node) -> None:
 
 
 def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentRequest:
-    """Return the validation request for a container whose CPUs a plugin has set."""
+    """Return the validation request for a container whose CPUs this plugin has set."""
     request = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
     for plugin in connected:
         index, name = plugin.split("-")
@@ -409,7 +423,7 @@ def validation(owner: str, *connected: str) -> pb.ValidateContainerAdjustmentReq
 
 
 def test_other_plugins_that_set_cpusets_are_reported() -> None:
-    """A validation that names another plugin as owner of the cpuset reports it until it disconnects."""
+    """If a validation names another plugin as the one that set the cpuset, that plugin is reported until a disconnect."""
     node = Node(one_pod(EXCLUSIVE))
     connected = ("10-corepin", "50-other")
     for owner in connected:
@@ -421,7 +435,7 @@ def test_other_plugins_that_set_cpusets_are_reported() -> None:
 
 
 def test_other_plugin_is_not_reported_while_observing() -> None:
-    """While the agent observes another plugin may allocate the CPUs."""
+    """While the agent observes another plugin may set CPUs, so it is not reported."""
     node = Node(one_pod(EXCLUSIVE))
     request = validation("50-other", "50-other")
     node.plugin.validate(request)
@@ -434,7 +448,7 @@ def test_other_plugin_is_not_reported_while_observing() -> None:
 def test_creation_without_validation_hints_at_another_plugin(
     node: Node, validates: bool, others: set[str]
 ) -> None:
-    """Creations that are not validated failed on another plugin's cpuset, if the runtime has validators."""
+    """If creations are never validated on a runtime with validators, another plugin's cpuset is reported as the cause."""
     node.plugin.validates = validates
     node.cpus(A)
     node.plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a")))
@@ -447,7 +461,7 @@ def test_creation_without_validation_hints_at_another_plugin(
 
 
 def test_interrupted_creation_hints_at_no_plugin(node: Node) -> None:
-    """A creation before a disconnect does not count as failed on another plugin."""
+    """A creation that a disconnect interrupted does not count as failed because of another plugin."""
     node.plugin.validates = True
     node.cpus(A)
     node.plugin.doubt_last_answer()
@@ -456,7 +470,7 @@ def test_interrupted_creation_hints_at_no_plugin(node: Node) -> None:
 
 
 def test_last_answer_is_discarded_when_the_connection_ends(node: Node) -> None:
-    """The last answer is discarded, because the runtime may have timed out; earlier ones are kept."""
+    """When the connection ends the last answer is discarded, because the runtime may not have used it; others are kept."""
     node.cpus(A)
     node.cpus(B)
     node.plugin.doubt_last_answer()

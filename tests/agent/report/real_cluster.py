@@ -9,7 +9,6 @@ from typing import Any
 
 from agent.node_state import NodeState
 from agent.pod_watch import PodWatch
-from apiserver.access import Access
 from apiserver.client import Api
 from tests.agent.states import state_of
 from tests.environments.server.apiserver import ApiServer
@@ -25,12 +24,6 @@ class Cluster:
         self.server = server
         self.namespace = namespace
         self.node = node
-
-    def api(self) -> Api:
-        """Return a client with the agent's kind of credentials."""
-        token = self.server.directory / "admin.token"
-        token.write_text(self.server.admin_token)
-        return Api(Access(self.server.url, self.server.ca_file, token), "corepin-agent")
 
     def get(self, *args: str) -> Any:
         """Return the output of `kubectl get -o json`."""
@@ -95,7 +88,7 @@ def run(cluster: Cluster, act: Callable[[Agent], Awaitable[None]]) -> None:
     """Run a coroutine with an agent that watches the node's pods."""
 
     async def main() -> None:
-        agent = Agent(cluster, cluster.api())
+        agent = Agent(cluster, cluster.server.api())
         watching = asyncio.create_task(agent.pods.watch(agent.changed.set))
         try:
             await act(agent)

@@ -10,12 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from agent.kubelet.devices import LATE, LATE_FOR_SOME
 from agent.node_state import NodeState, NoiseLevel, Path, PodState, Proof
 from agent.report.pod_status import PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST, Api
 from pinning.contract import STATUS_CPUS, CPUPolicy, NoiseKind
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, Owner
 from tests.agent.fake_api import FakeApiServer, run
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
 from tests.pods import container
@@ -91,6 +93,15 @@ def test_invalid_annotation_is_a_refusal_of_the_pod() -> None:
     assert written(state_of(pod))["refusal"]["reason"] == "Invalid"
 
 
+def test_status_is_written_in_ascii() -> None:
+    """A refusal that repeats other characters of an annotation has them escaped."""
+    pod = bound("a", container("main", 1), annotations={"smt-policy.corepin.io/pod": "yés"})
+    text = pod_status(of(state_of(pod), "a"), None)
+    assert text
+    assert text.isascii()
+    assert "yés" in json.loads(text)["refusal"]["message"]
+
+
 def test_a_pod_without_claims_has_no_status() -> None:
     """A pod without claims gets no annotation."""
     assert written(state_of(bound("a"))) is None
@@ -110,6 +121,50 @@ def test_status_is_written_when_a_container_runs() -> None:
     assert written(state_of(bound("a", annotations=EXCLUSIVE), proven=False)) is None
     two = bound("a", container("main", 2), container("big", 99), annotations=EXCLUSIVE)
     assert written(state_of(two, proven=False))["containers"].keys() == {"main", "big"}
+
+
+def beside(reason: str, *, proven: bool = False) -> NodeState:
+    """Return the state of a pod that requires CPUs beside devices, which the kubelet has not named for a reason."""
+    limits = {"cpu": "2", "nvidia.com/gpu": "1"}
+    main = {"name": "main", "image": "x", "resources": {"limits": limits, "requests": limits}}
+    return state_of(
+        bound("a", main, annotations={**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}),
+        proven=proven,
+        devices_unknown={Owner("a", "main"): reason},
+    )
+
+
+@pytest.mark.parametrize("reason", [DEVICES_NOT_NAMED, MORE_MAY_FOLLOW])
+def test_status_of_a_pod_waits_for_the_kubelets_first_answer(reason: str) -> None:
+    """A pod that requires CPUs beside devices gets no status in the milliseconds before the kubelet names them."""
+    assert written(beside(reason)) is None
+    assert written(beside(reason), before="{}")["containers"]["main"]["refusal"]["reason"] == "DevicesUnknown"
+    assert written(beside(reason, proven=True))
+
+
+def test_status_of_a_rejected_pod_is_written_with_its_cpus() -> None:
+    """A pod whose container was rejected gets its status as soon as it has CPUs, so that the kubelet tries again."""
+    waits = of(beside(DEVICES_NOT_NAMED), "a")
+    assert pod_status(replace(waits, was_rejected=True), None) is None
+    ready = of(state_of(bound("a", annotations=EXCLUSIVE), proven=False), "a")
+    assert pod_status(ready, None) is None
+    text = pod_status(replace(ready, was_rejected=True), None)
+    assert json.loads(text or "")["containers"]["main"]["cpus"]
+
+
+def test_status_of_a_rejected_pod_waits_until_others_have_left_its_cpus() -> None:
+    """A retry of the kubelet is rejected as long as other containers run on the CPUs, so the status is written after that."""
+    ready = replace(of(state_of(bound("a", annotations=EXCLUSIVE), proven=False), "a"), was_rejected=True)
+    [main] = ready.containers
+    blocked = replace(ready, containers=(replace(main, intruders=("test/b/main",)),))
+    assert pod_status(blocked, None) is None
+    assert pod_status(ready, None)
+
+
+@pytest.mark.parametrize("reason", [LATE, LATE_FOR_SOME, "the kubelet does not name devices: junk"])
+def test_status_names_the_reason_of_a_longer_wait_for_devices(reason: str) -> None:
+    """A pod whose devices are not known after some seconds, or because a call failed, gets a status with the reason."""
+    assert written(beside(reason))["containers"]["main"]["refusal"]["message"].startswith(reason)
 
 
 def test_status_has_drift_and_unpinned_time() -> None:

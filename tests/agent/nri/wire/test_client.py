@@ -25,13 +25,13 @@ CONNECTED = Status(is_connected=True, runtime="containerd v2.4.2", validates=Tru
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the socket path of a runtime, which must be short."""
+    """Return a path for the runtime's socket that is short enough for a unix socket."""
     monkeypatch.chdir(tmp_path)
     return Path("nri.sock")
 
 
 def test_plugin_is_connected_when_it_is_synchronized(path: Path) -> None:
-    """The status names the runtime and whether it calls validators."""
+    """When the plugin is synchronized the status is connected, with the runtime and whether it calls validators."""
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
         plugin = runtime.accept()
@@ -46,7 +46,7 @@ def test_plugin_is_connected_when_it_is_synchronized(path: Path) -> None:
 
 
 def test_plugin_waits_for_a_runtime(path: Path) -> None:
-    """A missing socket is reported once, and the plugin connects when it appears."""
+    """While the socket is missing this is reported once, and the plugin connects when it exists."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         assert changes.next() == Status(is_connected=False, reason="nri.sock: No such file or directory")
@@ -56,7 +56,7 @@ def test_plugin_waits_for_a_runtime(path: Path) -> None:
 
 
 def test_plugin_reconnects_to_a_restarted_runtime(path: Path) -> None:
-    """After each restart the plugin is synchronized again, and the status follows."""
+    """After each restart of the runtime the plugin is synchronized again, and the status changes accordingly."""
     changes, handlers = Changes(), Recorder()
     with running(path, handlers, changed=changes):
         for name in ("a", "b", "c"):
@@ -71,7 +71,7 @@ def test_plugin_reconnects_to_a_restarted_runtime(path: Path) -> None:
 
 
 def test_old_runtime_gets_the_old_event_mask(path: Path) -> None:
-    """A runtime that closes the connection after Configure gets the mask that every runtime knows."""
+    """If a runtime closes the connection after Configure, the next one uses the event mask that every runtime accepts."""
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes):
         refusing = runtime.accept()
@@ -86,7 +86,7 @@ def test_old_runtime_gets_the_old_event_mask(path: Path) -> None:
 
 
 def test_restarted_runtime_gets_the_full_event_mask(path: Path) -> None:
-    """The old mask is used for one connection only, because a restarted runtime may be newer."""
+    """The old event mask is used for one connection only, because the restarted runtime may be newer."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         with FakeRuntime(path) as old:
@@ -101,7 +101,7 @@ def test_restarted_runtime_gets_the_full_event_mask(path: Path) -> None:
 
 
 def test_runtime_killed_after_configure_gets_the_full_event_mask(path: Path) -> None:
-    """A runtime that was killed after Configure has not refused the mask."""
+    """If the runtime was killed after Configure, the next connection still uses the full mask."""
     changes = Changes()
     with running(path, Recorder(), changed=changes):
         with FakeRuntime(path) as killed:
@@ -116,7 +116,7 @@ def test_runtime_killed_after_configure_gets_the_full_event_mask(path: Path) -> 
 
 
 def test_refused_event_mask_is_in_the_status(path: Path) -> None:
-    """A plugin with one mask reports the refused events and retries."""
+    """A plugin that has only one event mask reports the refused events and retries."""
     changes = Changes()
     client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,), changed=changes)
     with FakeRuntime(path) as runtime:
@@ -134,7 +134,7 @@ def test_refused_event_mask_is_in_the_status(path: Path) -> None:
 
 
 def test_refused_event_mask_is_retried_rarely(path: Path) -> None:
-    """After a refused mask retries are rare; once the runtime has gone they are frequent again."""
+    """After a refused mask the client retries rarely, and more often once the runtime has ended."""
     random.seed(1)
     client = Client(path, NAME, Recorder(), masks=(GUARD_EVENTS,))
     with FakeRuntime(path) as runtime:
@@ -152,7 +152,7 @@ def test_refused_event_mask_is_retried_rarely(path: Path) -> None:
 
 @pytest.mark.parametrize("part", [False, True], ids=["before", "after the first part"])
 def test_runtime_that_fails_to_list_keeps_the_mask(path: Path, part: bool) -> None:
-    """A containerd that knows every event and closes the connection has failed to list."""
+    """If a containerd that supports all events closes the connection, the cause is a failed list and not the mask."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime, part=part)
@@ -164,7 +164,7 @@ def test_runtime_that_fails_to_list_keeps_the_mask(path: Path, part: bool) -> No
 
 
 def test_retries_after_a_failed_list_back_off(path: Path) -> None:
-    """After a failed list the wait doubles from a few seconds to a minute."""
+    """After a failed list the delay doubles from a few seconds to a minute."""
     random.seed(1)
     client = Client(path, NAME, Recorder())
     waits = []
@@ -177,7 +177,7 @@ def test_retries_after_a_failed_list_back_off(path: Path) -> None:
 
 
 def test_retry_after_a_crash_waits_a_minute(path: Path) -> None:
-    """After a crash during the list the client waits a minute, to avoid crashing the runtime again."""
+    """If the runtime crashes during the list, the client waits a minute, so that it does not crash it again."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         serving = Thread(target=client._attempt, args=(WORKER_EVENTS,))
@@ -195,7 +195,7 @@ def test_retry_after_a_crash_waits_a_minute(path: Path) -> None:
 
 
 def test_refusal_of_both_masks_is_a_failed_list(path: Path) -> None:
-    """A runtime that refuses the old mask too has failed to list, and retries are delayed."""
+    """If a runtime refuses even the old mask, the cause is a failed list, and retries are delayed."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime, ("cri-o", "1.34.0"))
@@ -208,7 +208,7 @@ def test_refusal_of_both_masks_is_a_failed_list(path: Path) -> None:
 
 
 def test_synchronization_resets_the_backoff(path: Path) -> None:
-    """After a synchronization the next disconnect has an ordinary reason and a short wait."""
+    """After a synchronization the next disconnect counts as an ordinary one, with a short delay."""
     client = Client(path, NAME, Recorder())
     with FakeRuntime(path) as runtime:
         attempt(client, runtime)
@@ -228,7 +228,7 @@ def attempt(
     *,
     part: bool = False,
 ) -> None:
-    """Let a client connect once to a runtime that closes the connection before its list is complete."""
+    """Let a client connect once to a runtime that closes the connection before the list is complete."""
     serving = Thread(target=client._attempt, args=(events,))
     serving.start()
     plugin = runtime.accept()
@@ -240,14 +240,14 @@ def attempt(
     was_unlisted = client._unlisted
     plugin.close()
     if part or version[0] == "containerd" or events == WORKER_EVENTS_OLD:
-        runtime.accept().close()  # shows the client that the runtime is still running
+        runtime.accept().close()  # by this the client detects that the runtime still runs
         serving.join()
         assert client._unlisted == was_unlisted + 1
     serving.join()
 
 
 def test_reconnects_back_off_with_jitter() -> None:
-    """Waits start short, grow to a limit, and have jitter."""
+    """The delays before reconnects begin short, grow to a limit, and have jitter."""
     random.seed(1)
     client = Client("nowhere", NAME, Recorder())
 
@@ -260,7 +260,7 @@ def test_reconnects_back_off_with_jitter() -> None:
 
 @pytest.mark.parametrize("step", ["nowhere", "accepted", "registered", "synchronized"])
 def test_stop_ends_the_thread(path: Path, step: str) -> None:
-    """At any stage of the connection stop closes it and ends the thread."""
+    """At any stage of the connection `stop` closes it and ends the thread."""
     changes, handlers = Changes(), Recorder()
     with FakeRuntime(path if step != "nowhere" else Path("other.sock")) as runtime:
         client = Client(path, NAME, handlers, changed=changes)
@@ -283,7 +283,7 @@ def test_stop_ends_the_thread(path: Path, step: str) -> None:
 
 
 def test_stop_answers_the_request_in_progress(path: Path) -> None:
-    """A creation in progress is answered, because the container would start unadjusted otherwise."""
+    """`stop` waits for the answer to a running creation, because otherwise the container would start unadjusted."""
     handlers = Recorder()
     with FakeRuntime(path) as runtime, running(path, handlers) as client:
         plugin = runtime.plugin()
@@ -293,7 +293,7 @@ def test_stop_answers_the_request_in_progress(path: Path) -> None:
             handlers.paused.wait(60)
             stopping = pool.submit(client.stop)
             client._stopping.wait(60)
-            handlers.pause.wait(SOON)  # no event reports that its socket is shut down
+            handlers.pause.wait(SOON)  # no event shows that its socket was shut down
             handlers.pause.set()
             stopping.result()
             assert creating.result() == created("2-3")
@@ -301,7 +301,7 @@ def test_stop_answers_the_request_in_progress(path: Path) -> None:
 
 
 def test_stop_while_it_connects_ends_the_connection(path: Path) -> None:
-    """A connection that is established after stop is closed."""
+    """If a connection is established after `stop`, it is closed."""
     client = Client(path, NAME, Recorder())
     client.stop()
 
@@ -336,7 +336,9 @@ def test_failing_status_callback_does_not_end_the_client(
         runtime.plugin().stop(pod("a"), container("c", "a"))
         client.stop()
 
-    assert [record.message for record in caplog.records] == ["a change of the connection was not taken"]
+    assert [record.message for record in caplog.records] == [
+        "a change of the connection could not be handled"
+    ]
 
 
 def test_invalid_socket_path_does_not_end_the_client(caplog: pytest.LogCaptureFixture) -> None:
@@ -360,7 +362,7 @@ def test_client_survives_any_bytes_of_a_runtime(path: Path, data: st.DataObject)
     changes = Changes()
     with FakeRuntime(path) as runtime, running(path, Recorder(), changed=changes) as client:
         plugin = runtime.plugin() if data.draw(st.booleans()) else runtime.accept()
-        with suppress(Gone, OSError):  # the client may have disconnected already
+        with suppress(Gone, OSError):  # the client may already have disconnected
             plugin.send(wrong)
             plugin.socket.shutdown(socket.SHUT_WR)
         plugin.wait_gone()
@@ -371,7 +373,7 @@ def test_client_survives_any_bytes_of_a_runtime(path: Path, data: st.DataObject)
 
 
 def _damaged(at: int, by: int) -> bytes:
-    """Return the start of a conversation with one wrong byte."""
+    """Return the start of a valid conversation with one wrong byte."""
     said = bytearray(
         message(2, 1, 2, b"") + request(1, "Configure", b"\x12\x01c") + request(3, "Synchronize", b"")
     )

@@ -37,7 +37,7 @@ def ready(served: Served) -> Served:
 
 
 def test_plugin_registers_under_its_name(served: Served) -> None:
-    """It registers with its name and a two-digit index, and answers Configure with its events."""
+    """The plugin registers with its name and a two-digit index, and answers Configure with its events."""
     asked = served.runtime.register()
 
     assert (asked.plugin_name, asked.plugin_idx) == ("pin", "10")
@@ -45,7 +45,7 @@ def test_plugin_registers_under_its_name(served: Served) -> None:
 
 
 def test_synchronized_is_signalled_after_the_answer(served: Served) -> None:
-    """The callback runs after the answer with the updates was sent."""
+    """The callback for the synchronization runs after the answer with the updates was sent."""
     served.runtime.register()
     served.runtime.configure()
     served.handlers.updates = [update("a-c", "0-1")]
@@ -72,7 +72,7 @@ def test_request_of_any_length_arrives(ready: Served) -> None:
 
 
 def test_reject_of_a_handler_is_the_error_of_the_request(ready: Served) -> None:
-    """The error has the handler's message, and the next request is answered."""
+    """If a handler rejects a request, the error has the handler's message, and the next request is answered."""
     ready.handlers.failure = Reject("no CPUs are free", 8)
 
     with pytest.raises(Refused) as refused:
@@ -127,7 +127,7 @@ def test_shutdown_is_answered_and_ends_the_connection(ready: Served) -> None:
 
 
 def test_close_after_configure_names_the_events(served: Served) -> None:
-    """If a runtime that may not know the events disconnects after Configure, the reason names them."""
+    """If a runtime disconnects after Configure and may not support the events, the reason names the events."""
     served.runtime.register()
     served.runtime.configure("cri-o", "1.34.0")
     served.runtime.close()
@@ -136,7 +136,7 @@ def test_close_after_configure_names_the_events(served: Served) -> None:
 
 
 def test_close_before_the_answer_to_configure_names_no_events(served: Served) -> None:
-    """A runtime that timed out on Configure has not seen the events."""
+    """If a runtime timed out before the answer to Configure, the reason does not name the events, which it has not seen."""
     served.runtime.register()
     served.handlers.pause = threading.Event()
     served.runtime.send(request(1, "Configure", b""))
@@ -149,7 +149,7 @@ def test_close_before_the_answer_to_configure_names_no_events(served: Served) ->
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["synchronized", "between-parts"])
 def test_close_after_synchronization_names_no_events(served: Served, parts: int) -> None:
-    """A runtime that synchronizes the plugin has accepted the events."""
+    """If a runtime has synchronized the plugin it accepted the events, so the reason does not name them."""
     served.runtime.register()
     served.runtime.configure()
     part = pb.SynchronizeRequest(more=parts == 2)
@@ -170,15 +170,15 @@ def test_close_after_synchronization_names_no_events(served: Served, parts: int)
         ),
         "stream-data": (message(1, 9, 3, b""), "a ttrpc message of the type 3"),
         "no-protobuf": (message(1, 9, 1, b"\xff\xff"), "2 bytes are no Request"),
-        "even-stream": (message(1, 8, 1, b""), "a call on the stream 8 after 3"),
-        "old-stream": (message(1, 1, 1, b""), "a call on the stream 1 after 3"),
-        "answer": (message(2, 1, 2, b""), "an answer on the stream 1, where nothing was asked"),
+        "even-stream": (message(1, 8, 1, b""), "a request on stream 8 after stream 3"),
+        "old-stream": (message(1, 1, 1, b""), "a request on stream 1 after stream 3"),
+        "answer": (message(2, 1, 2, b""), "a response on stream 1, which has no open request"),
         "payload": (request(9, "CreateContainer", b"\x0a\x01"), "2 bytes are no CreateContainerReq"),
         "utf-8": (request(9, "CreateContainer", b"\x0a\x04\x12\x02\xff\xfe"), "6 bytes are no Create"),
     },
 )
 def test_protocol_error_ends_the_connection(ready: Served, sent: bytes, reason: str) -> None:
-    """The connection ends with the reason, without an answer or a call of a handler."""
+    """After a protocol error the connection ends with the reason, and no handler is called."""
     before = len(ready.handlers.calls)
     ready.runtime.send(sent)
 

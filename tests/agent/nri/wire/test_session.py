@@ -1,4 +1,4 @@
-"""Both directions of a connection, in bytes, without a socket."""
+"""Both directions of a connection as bytes, without a socket."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REGISTER = (
 
 
 def taken(session: Session, data: bytes) -> list[ttrpc.Request | ttrpc.Response]:
-    """Return the messages in some bytes."""
+    """Return the messages that these bytes contain."""
     session.add(data)
     found = []
     while (said := session.take()) is not None:
@@ -31,7 +31,7 @@ def taken(session: Session, data: bytes) -> list[ttrpc.Request | ttrpc.Response]
 
 
 def refusal(session: Session, data: bytes) -> str | None:
-    """Return the reason why bytes are refused, or None."""
+    """Return the reason why these bytes are refused, or None."""
     try:
         taken(session, data)
     except ProtocolError as error:
@@ -47,14 +47,14 @@ def registered() -> Session:
 
 
 def test_registration_has_the_bytes_of_the_go_plugin() -> None:
-    """The first call is byte for byte one that a real runtime accepted."""
+    """The first call has exactly the bytes that a real runtime accepted."""
     asked = pb.RegisterPluginRequest(plugin_name="pin", plugin_idx="10").SerializeToString()
 
     assert Session().call("nri.pkg.api.v1alpha1.Runtime", "RegisterPlugin", asked, 5).hex() == REGISTER
 
 
 def test_answer_to_the_registration_is_read() -> None:
-    """The empty answer of a real runtime is a success."""
+    """The empty answer of a real runtime counts as success."""
     live = bytes.fromhex("000000020000000a00000000000000010200")
 
     assert taken(registered(), live) == [ttrpc.Response(1, 0, "", b"")]
@@ -81,21 +81,21 @@ def test_answer_to_the_registration_is_read() -> None:
     ],
 )
 def test_answers_have_the_bytes_of_the_go_plugin(sent: bytes, expected: str) -> None:
-    """Answers are byte for byte ones that a real runtime accepted."""
+    """Each answer has exactly the bytes that a real runtime accepted."""
     assert sent.hex() == expected
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        pytest.param(request(2, "M", b""), "on the stream 2 after -1", id="even"),
-        pytest.param(request(0, "M", b""), "on the stream 0 after -1", id="zero"),
-        pytest.param(request(5, "M", b"") + request(5, "M", b""), "the stream 5 after 5", id="twice"),
-        pytest.param(request(5, "M", b"") + request(3, "M", b""), "the stream 3 after 5", id="backwards"),
-        pytest.param(message(mux.RUNTIME, 1, 1, b""), "where only answers come", id="call-on-2"),
-        pytest.param(message(mux.PLUGIN, 1, 2, b""), "where nothing was asked", id="answer-on-1"),
-        pytest.param(message(mux.RUNTIME, 3, 2, b""), "the stream 3, where nothing", id="other-stream"),
-        pytest.param(message(mux.RUNTIME, 1, 2, b"") * 2, "the stream 1, where nothing", id="answered-twice"),
+        pytest.param(request(2, "M", b""), "on stream 2 after stream -1", id="even"),
+        pytest.param(request(0, "M", b""), "on stream 0 after stream -1", id="zero"),
+        pytest.param(request(5, "M", b"") + request(5, "M", b""), "stream 5 after stream 5", id="twice"),
+        pytest.param(request(5, "M", b"") + request(3, "M", b""), "stream 3 after stream 5", id="backwards"),
+        pytest.param(message(mux.RUNTIME, 1, 1, b""), "for responses only", id="call-on-2"),
+        pytest.param(message(mux.PLUGIN, 1, 2, b""), "has no open request", id="answer-on-1"),
+        pytest.param(message(mux.RUNTIME, 3, 2, b""), "stream 3, which has no open", id="other-stream"),
+        pytest.param(message(mux.RUNTIME, 1, 2, b"") * 2, "stream 1, which has no open", id="answered-twice"),
     ],
 )
 def test_message_out_of_order_is_refused(data: bytes, reason: str) -> None:
@@ -118,7 +118,7 @@ def test_message_is_joined_from_many_frames() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=10))
 def test_any_bytes_are_messages_or_an_error(pieces: list[bytes]) -> None:
-    """Any bytes are parsed, buffered or refused with a reason."""
+    """Any bytes are parsed, buffered, or refused with a reason."""
     session = registered()
 
     assert all(refusal(session, piece) != "" for piece in pieces)
@@ -126,7 +126,7 @@ def test_any_bytes_are_messages_or_an_error(pieces: list[bytes]) -> None:
 
 @given(st.data())
 def test_damaged_conversation_is_messages_or_an_error(data: st.DataObject) -> None:
-    """One wrong byte in a conversation at most ends the connection."""
+    """One wrong byte in a conversation either changes a message or ends the connection, and does not crash the plugin."""
     said = bytearray(
         message(mux.RUNTIME, 1, 2, b"") + request(1, "Configure", b"\x12\x01c") + request(3, "M", b"")
     )

@@ -11,7 +11,7 @@ from tests.agent.nri.fake_runtime import container, pod
 
 
 def test_parts_are_joined_in_order() -> None:
-    """Pods and containers keep the order in which they arrive."""
+    """Pods and containers keep the order in which they arrive over all parts."""
     parts = Parts()
 
     assert parts.add(pb.SynchronizeRequest(pods=[pod("b"), pod("a")], more=True).SerializeToString())
@@ -38,13 +38,13 @@ def test_undeclared_fields_are_not_kept() -> None:
 
 
 def test_size_of_names_is_limited() -> None:
-    """Names and ids beyond the limit are refused before they fill the memory."""
+    """Names and ids above the limit are refused before they are stored."""
     part = pb.SynchronizeRequest(pods=[pb.PodSandbox(name="x" * 4_000_000)], more=True).SerializeToString()
     parts = Parts()
     for _ in range(LETTERS_LIMIT // len(part)):
         parts.add(part)
 
-    with pytest.raises(ProtocolError, match="more than 8388608 letters in names and ids"):
+    with pytest.raises(ProtocolError, match="more than 8388608 characters in names and ids"):
         parts.add(part)
 
 

@@ -84,14 +84,14 @@ def test_flags_and_metadata_are_ignored() -> None:
 
 
 def test_too_long_answer_is_not_sent() -> None:
-    """An answer above 4 MiB raises here, because the runtime would end the connection."""
+    """An answer above 4 MiB raises an error, because the runtime would end the connection."""
     with pytest.raises(ValueError, match="an answer of 4194309 bytes, more than 4194304"):
         ttrpc.success(1, bytes(4 * 2**20))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("\udc80 is no text", "? is no text"), ("x" * 10000, "x" * 4096)],
+    [("\udc80 is not a string", "? is not a string"), ("x" * 10000, "x" * 4096)],
     ids=["surrogate", "long"],
 )
 def test_text_of_an_error_is_truncated_and_valid(text: str, said: str) -> None:
@@ -100,7 +100,7 @@ def test_text_of_an_error_is_truncated_and_valid(text: str, said: str) -> None:
 
 
 def test_long_text_of_the_runtime_is_truncated() -> None:
-    """A runtime's error text is truncated, so that it fills neither memory nor log."""
+    """The error text of a runtime is truncated, so that it fills neither memory nor log."""
     body = ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=2, message="x" * 10**6))
 
     (response,) = read(frame(2, body.SerializeToString()))
