@@ -404,5 +404,5 @@ def _l2(facts: Facts) -> Iterator[Check]:
         yield ok("L2 cache", "every core has its own")
         return
     groups = ", ".join(map(str, shared[:_LISTED])) + (", ..." if len(shared) > _LISTED else "")
-    remedy = "for a cache without neighbours, request as many CPUs as one group has"
+    remedy = "to have a cache alone, request as many CPUs as one group has"
     yield finding("L2 cache", f"several cores share one: CPUs {groups}", remedy)

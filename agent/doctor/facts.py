@@ -18,6 +18,7 @@ from agent.doctor.vms import VMFacts
 from agent.errors import AgentError
 from agent.kernel.cgroup_names import pod_roots
 from agent.kernel.cgroupfs import find_hierarchy
+from agent.kernel.procfs import read_file, status_words
 from agent.kernel.sysfs import read_topology
 from agent.kubelet.policy import read_kubelet_policy
 from agent.quiet.noise import measure
@@ -200,10 +201,10 @@ def _can_list(folder: Path) -> bool:
 def _capabilities(status: Path) -> int:
     """Return a process's effective capabilities as bits; 0 if they cannot be read."""
     try:
-        lines = status.read_text(encoding="utf-8").splitlines()
+        words = status_words(read_file(str(status)), "CapEff")
     except OSError:
         return 0
-    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return int(words[0], 16) if words else 0
 
 
 async def _kubelet_silence(state: Path) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
     from agent.quiet.counters import Row
-    from agent.quiet.noise import Noise, Periodic, Table, Waited
+    from agent.quiet.noise import Noise, Periodic, Waited
     from pinning.machine.cpuset import CPUSet
 
 _LISTED: Final = 8  # entries of a kind, to keep the output readable
@@ -25,7 +25,7 @@ def noise_checks(
     noise: Noise, movable: Counter[str], fixed: Counter[str], exclusive: CPUSet, others: CPUSet
 ) -> Iterator[Check]:
     """Yield the noise counted on exclusive CPUs; `others` are the CPUs to which its sources could move."""
-    yield from _interrupts(noise.interrupts, noise.managed, others)
+    yield from _interrupts(noise, others)
     yield from _kernel_threads(movable, others)
     yield from _entered(noise.waited)
     yield from _waits(noise.waited)
@@ -33,8 +33,9 @@ def noise_checks(
     yield from _periodic(noise.periodic, exclusive, others)
 
 
-def _interrupts(table: Table, managed: frozenset[str], others: CPUSet) -> Iterator[Check]:
+def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
     subject = "interrupts"
+    table, managed = noise.interrupts, noise.managed
     if isinstance(table, str):
         remedy = (
             "run this command on the node itself, or mount its /proc/interrupts and name it with --interrupts"
@@ -52,7 +53,13 @@ def _interrupts(table: Table, managed: frozenset[str], others: CPUSet) -> Iterat
         yield finding(
             subject, f"and {len(devices) - _LISTED} more of devices", "move the first ones and look again"
         )
-    if not devices:
+    if noise.freed:
+        named = ", ".join(f"{row.name} ({row.text})" for row in noise.freed[:_LISTED])
+        more = f" and {len(noise.freed) - _LISTED} more" if len(noise.freed) > _LISTED else ""
+        yield unknown(
+            subject, f"not all counted of {named}{more}: freed by its driver in between", "look again"
+        )
+    elif not devices:
         yield ok(
             subject, "no device interrupted exclusive CPUs" + " that could interrupt others" * bool(managed)
         )
@@ -84,7 +91,7 @@ def _kernel_threads(movable: Counter[str], others: CPUSet) -> Iterator[Check]:
             f"taskset -pc {others} $(pgrep -x {shlex.quote(name)}), or boot with isolcpus=",
         )
     if not by_count:
-        yield ok(subject, "none ran that could run elsewhere")
+        yield ok(subject, "no movable kernel thread ran")
 
 
 def _entered(waited: Mapping[str, Waited]) -> Iterator[Check]:
@@ -105,7 +112,10 @@ def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
     for name in by_wait[:_LISTED]:
         lost = waited[name]
         if not lost.threads:
-            yield ok(subject, f"how long threads of {name} waited is not known: none lived all the time")
+            yield ok(
+                subject,
+                f"how long threads of {name} waited is not known: no thread existed during the whole measurement",
+            )
             continue
         threads = f"{lost.threads} thread{'s' * (lost.threads != 1)}"
         threads += f" of {lost.of}" if lost.of > lost.threads else ""

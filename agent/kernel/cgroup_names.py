@@ -54,13 +54,16 @@ def container_id(name: str) -> str | None:
 
 
 def pod_of(path: str) -> str | None:
-    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods."""
+    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods.
+
+    Only the first uid counts: a container that may make cgroups chooses the names below its own.
+    """
     found = [match["uid"] or "" for match in _IN_POD.finditer(path)]
-    return max(found).replace("_", "-") if found else None
+    return next(filter(None, found), "").replace("_", "-") if found else None
 
 
 def is_within(seen: str, cgroup: str) -> bool:
-    """Return whether a cgroup is `cgroup` or below it, by the path that /proc shows without leading /.. .
+    """Return whether a cgroup is `cgroup` or below it, given a path from /proc without its leading "/..".
 
     `cgroup` is a full path. A reader with a cgroup namespace of its own, as containerd and CRI-O give to containers on
     cgroup v2, sees paths without the part that they share with its own cgroup.

@@ -80,11 +80,11 @@ class KernelCpusets:
         """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
         Child cgroups that the container made are changed too, and the affinities of its threads are restored
-        afterwards. A runtime writes a container's cgroup alone, so that on v1 the children keep their CPUs. A child
-        that has all CPUs of `before` is changed too.
+        afterwards. A runtime writes only the container's own cgroup, so on v1 its children keep their CPUs. A
+        child that has all CPUs of `before` is changed too.
         """
         if not cpus:
-            raise ValueError(f"{cgroup}: an empty set is no cpuset")
+            raise ValueError(f"{cgroup}: an empty set is not a cpuset")
         self.last_written[cgroup] = cpus
         try:
             self._write_below(cgroup, cpus, before)
@@ -124,7 +124,7 @@ class KernelCpusets:
         folder = self._folder(cgroup)
         try:
             pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
-        except TooMany:  # then the threads of the cgroup lose the masks that they chose
+        except TooMany:  # such a write resets the affinities that the cgroup's threads chose
             self._move(cgroup, cpus, before)
             return
         self._move(cgroup, cpus, before)
@@ -135,8 +135,8 @@ class KernelCpusets:
     def widen(self, cgroup: str, cpus: CPUSet) -> None:
         """Add CPUs to a v1 cgroup and its ancestors, top-down, and leave its children unchanged.
 
-        They lack a CPU that went offline and came back. A cgroup without CPUs is new: the runtime copies its parent's
-        CPUs into it only while it is empty, so they are copied here too. Raises Gone, Refused.
+        After hotplug the ancestors lack the CPU that came back. A cgroup without CPUs is new: the runtime copies
+        the parent's CPUs into it only while it is empty, so this function copies them too. Raises Gone, Refused.
         """
         folder = self._folder(cgroup)
         if folder == self._hierarchy.cpuset:

@@ -4,9 +4,10 @@ A thread inherits the mask of the one that starts it. So once a whole listing ha
 thread can be elsewhere, unless a thread moved itself. Threads that start each other can outrun any number of listings:
 the rounds and their CPU time are bounded, and a move that reaches a bound is not settled.
 
-The kernel sets affinity by thread id alone. Right before each set the mover checks that the id is still one of the
-threads to move, and reads a mask back only if it still is one afterwards. What remains is the time between that check
-and the call, some microseconds: the thread would have to exit and the kernel to hand out every other id within them.
+The kernel sets affinity by thread id alone. Right before each call the mover checks that the id still belongs to a
+thread to move; it trusts the mask that it reads back only if the id belongs to that thread afterwards too. The
+race that remains is the few microseconds between check and call: the thread would have to exit, and the kernel to
+assign every other id, within them.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class _Move:
         return not wrong
 
     def _is_right(self, task: int) -> bool:
-        """Set one thread; return False if it was elsewhere, or if it exited early and may have started another."""
+        """Set one thread's affinity; return False if it was on other CPUs, or exited and may have started another thread."""
         mask = self._affinities.read(task)
         if not mask:
             return False
@@ -141,7 +142,7 @@ class ProcessThreads:
         self._pid = pid
 
     def list(self) -> Listing:
-        """Return the ids of its threads; raise Gone.
+        """Return the ids of the process's threads; raise Gone.
 
         The kernel truncates a listing at a thread that exits during it, so a listing with fewer ids than the process
         has threads is not whole.
@@ -197,7 +198,7 @@ def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThr
     try:
         threads = ProcessThreads(folder, pid)
         if started is not None and threads.started() != started:
-            raise Gone(f"process {pid} is another one now")
+            raise Gone(f"process {pid} has exited, and its pid is reused")
         yield threads
     finally:
         os.close(folder)

@@ -19,6 +19,7 @@ EXIT_STATUS: Final = 49
 DEAD: Final = frozenset("ZXx")  # states of zombies and of tasks that the kernel is freeing
 
 
+NO_LOGIN: Final = 2**32 - 1  # login uid of a process that comes from no login session
 _BUFFER: Final = 4096  # bytes of one read: `status` has 1,500, and more with thousands of groups
 
 
@@ -62,13 +63,35 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
     return named.partition("(")[2], rest.split()
 
 
-def effective_uid(folder: Path) -> int:
-    """Return the effective uid of a process; raise OSError, IndexError or ValueError if it has exited.
+def status_words(status: str, field: str) -> list[str]:
+    """Return the words of one line of /proc/PID/status after the field's name; none if it lacks the line.
 
-    The owner of its folder is root also for a process that made itself undumpable, which any user may.
+    A process chooses its name, the first line, in which the kernel escapes newlines alone: splitlines() and files read
+    as text split there at other characters too.
     """
-    status = read_file(f"{folder}/status")
-    return int(status.partition("\nUid:")[2].partition("\n")[0].split()[1])
+    return status.partition(f"\n{field}:")[2].partition("\n")[0].split()
+
+
+def runs_as_root(folder: Path) -> bool:
+    """Return whether a process has root's real and effective uid; raise OSError if it has exited.
+
+    A setuid program that another user started has that user's real uid. The owner of the folder is root also for a
+    process that made itself undumpable, which any user may.
+    """
+    return status_words(read_file(f"{folder}/status"), "Uid")[:2] == ["0", "0"]
+
+
+def login_uid(folder: Path) -> int | None:
+    """Return the uid of the login session that a process comes from; None if it comes from none, or is not known.
+
+    Only root can change the login uid, so it also identifies the user of a setuid program that has set its real
+    uid to 0, as sudo does. A kernel without audit has no login uid.
+    """
+    try:
+        text = read_file(f"{folder}/loginuid")
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() and int(text) != NO_LOGIN else None
 
 
 def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:

@@ -53,9 +53,9 @@ class KernelSplit:
             moved = self._write(cgroup, both, turn)
         if after.cpus != self._cpusets.read(
             cgroup
-        ):  # also if tasks start faster than they are moved: the cpuset then confines them
+        ):  # also if tasks start faster than they are moved: then only the cpuset confines them
             moved = self._write(cgroup, after.cpus, turn)
-        _check(moved)  # before `look` takes tasks that are left on both parts for moved by the application
+        _check(moved)  # otherwise `look` would treat tasks on both parts as moved by the application
         self.look(cgroup, after)
 
     def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
@@ -121,12 +121,12 @@ class KernelSplit:
 
 def _check(moved: Moved) -> None:
     if not moved.is_settled:
-        outrun = f"its tasks start others faster than they are moved: {len(moved.masks)} were moved"
+        outrun = f"its tasks create tasks faster than the agent moves them: {len(moved.masks)} were moved"
         raise Unsettled(moved.reason or outrun)
 
 
 class _Turn:
-    """One change of a container's parts. A task's mask before the change decides its part."""
+    """One change of a container's own CPUs and pools. Each task stays in the part that its mask showed before."""
 
     def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
         self.after = after

@@ -67,7 +67,7 @@ def read_cpus(path: Path) -> CPUSet | None:
     try:
         return None if text is None else _parsed(text)
     except BadCPUList as error:
-        raise BadTopology(f"{path} is no CPU list such as 0-3,8 ({error})") from error
+        raise BadTopology(f"{path} is not a CPU list such as 0-3,8 ({error})") from error
 
 
 @lru_cache(maxsize=64)
@@ -83,7 +83,7 @@ def read_int(path: Path) -> int | None:
         return None if text is None else int(text)
     except ValueError as error:
         raise BadTopology(
-            f"{path} says {text!r}, which is no number: report it with the kernel's version"
+            f"{path} says {text!r}, which is not a number: report this with the kernel's version"
         ) from error
 
 

@@ -61,8 +61,9 @@ class KernelTasks:
     def start_state(self, cgroup: str) -> StartState:
         """Return the start state of the cgroup's container.
 
-        Raise Gone. crun puts a container's processes into a child of the container's cgroup. A container with more than
-        MOST_CGROUPS cgroups has begun; its age is not known, because its oldest process may be in any of these.
+        Raise Gone. crun puts a container's processes into a child of the container's cgroup. A container with more
+        than MOST_CGROUPS cgroups counts as started; its age is not known, because its oldest process may be in any
+        of them.
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())
@@ -105,7 +106,7 @@ def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus
         return 0
     moved = move_threads(ListedThreads(tasks), lambda _, mask: cpus if mask == inherited else None)
     if not moved.is_settled:
-        raise Unsettled(f"its tasks start others faster than they are widened: {len(moved.masks)} were")
+        raise Unsettled(f"its tasks create tasks faster than the agent widens them: {len(moved.masks)} were")
     return sum(mask != inherited for mask in moved.masks.values())
 
 

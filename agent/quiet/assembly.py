@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
-from agent.quiet import balancer, idle_states, interrupt_ban, taken, workqueue_mover
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.quieting import NO_COMPONENT, SWITCHED_OFF, Quieting
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
@@ -18,32 +18,33 @@ if TYPE_CHECKING:
     from agent.quiet.interfaces import Part
     from agent.reconcile.checkpoint import StateDir
 
-FILES = (taken.FILE, balancer.FILE, interrupt_ban.FILE, workqueue_mover.FILE, idle_states.FILE)
-
 
 def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
     """Return the `Quieting` of a node; without the node's /proc/irq it only reports the reason."""
     boot_id, monotonic = machine.boot_id(), Clock().monotonic
-    saved = {file: Restorable(state_dir.beside(file), boot_id) for file in FILES}
+    saved = {file: Restorable(state_dir.beside(file), boot_id) for file in RecordFile}
     if config.irq is None:
         is_left = any(it.originals or it.problem for it in saved.values())
         return Quieting(None, NO_COMPONENT, is_left=is_left)
     # An agent without the component does not load these.
+    from agent.quiet.balancer import Balancer
+    from agent.quiet.interrupt_ban import InterruptBan
     from agent.quiet.interrupts import KernelInterrupts
     from agent.quiet.irqbalance import Irqbalance
     from agent.quiet.keeper import Kept, QuietKeeper
     from agent.quiet.kept import KeptLookup
     from agent.quiet.mover import InterruptMover
+    from agent.quiet.taken import TakenStore
 
-    node, store = config.config, taken.TakenStore(saved[taken.FILE])
+    node, store = config.config, TakenStore(saved[RecordFile.INTERRUPTS])
     interrupts = KernelInterrupts(config.irq, config.root / "sys")
     irqbalance = Irqbalance(config.irqbalance, config.root / "proc")
-    cpu_ban = balancer.Balancer(
-        irqbalance, saved[balancer.FILE], monotonic, is_managed=node.manages_irqbalance
+    cpu_ban = Balancer(
+        irqbalance, saved[RecordFile.BANNED_CPUS], monotonic, is_managed=node.manages_irqbalance
     )
     mover = InterruptMover(interrupts, store, monotonic)
-    ban = interrupt_ban.InterruptBan(
-        irqbalance, saved[interrupt_ban.FILE], monotonic, is_managed=node.manages_irqbalance
+    ban = InterruptBan(
+        irqbalance, saved[RecordFile.BANNED_INTERRUPTS], monotonic, is_managed=node.manages_irqbalance
     )
     kept = Kept(KeptLookup(interrupts, monotonic), ban)
     why_still = "" if node.quiet_interrupts else SWITCHED_OFF
@@ -51,14 +52,17 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
     return Quieting(keeper, "" if node.keeps_quiet else SWITCHED_OFF)
 
 
-def _parts(config: AgentConfig, saved: Mapping[str, Restorable]) -> Mapping[QuietWord, Part]:
+def _parts(config: AgentConfig, saved: Mapping[RecordFile, Restorable]) -> Mapping[QuietWord, Part]:
     """Return the parts besides interrupts: workqueues and idle states."""
+    from agent.quiet.idle_states import IdleStatePart, KernelIdleStates
+    from agent.quiet.taken import TakenStore
+    from agent.quiet.workqueue_mover import WorkqueueMover
     from agent.quiet.workqueues import AbsentWorkqueues, KernelWorkqueues
 
     node, monotonic = config.config, Clock().monotonic
     workqueues = KernelWorkqueues(config.workqueues) if config.workqueues else AbsentWorkqueues()
-    store = taken.TakenStore(saved[workqueue_mover.FILE])
-    mover = workqueue_mover.WorkqueueMover(workqueues, store, monotonic, is_wanted=node.quiet_workqueues)
-    states = idle_states.KernelIdleStates(config.power)
-    bounds = idle_states.IdleStatePart(states, saved[idle_states.FILE], monotonic, node.quiet_latency)
+    store = TakenStore(saved[RecordFile.WORKQUEUES])
+    mover = WorkqueueMover(workqueues, store, monotonic, is_wanted=node.quiet_workqueues)
+    states = KernelIdleStates(config.power)
+    bounds = IdleStatePart(states, saved[RecordFile.IDLE_STATES], monotonic, node.quiet_latency)
     return {QuietWord.WORKQUEUES: mover, QuietWord.IDLE_STATES: bounds}

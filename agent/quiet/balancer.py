@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance, Setup
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "irqbalance.json"  # name of the record in the state directory
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right ban, or that does not answer
 )
@@ -125,7 +124,7 @@ class Balancer:
         return self._silent
 
     def _unreachable(self, daemon: Daemon, quiet: CPUSet) -> str:
-        """Return why a running irqbalance cannot be asked, and the remedy."""
+        """Return why a running irqbalance does not answer, and the remedy."""
         what = f"irqbalance ({daemon.pid}) runs and has no socket below {self._irqbalance.folder}"
         if not quiet:
             return f"{what}, so that corepin cannot lift its ban of CPUs: restart irqbalance"
@@ -159,12 +158,12 @@ class Balancer:
             return _unasked(error)
         if reason or self._sends <= MOST_SENDS:
             return reason
-        return f"irqbalance ({daemon.pid}) does not take over the CPUs that it must not use"
+        return f"irqbalance ({daemon.pid}) does not apply the list of CPUs that it must not use"
 
     def restore(self) -> bool:
         """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
-        self._heard.drop()  # an old answer must not hide that the ban cannot be lifted now
+        self._heard.drop()  # an earlier answer must not hide that the ban cannot be lifted now
         state = self.keep_off(EMPTY)
         if state.reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": state.reason}})
@@ -185,7 +184,7 @@ class Balancer:
         if setup.banned == wanted:
             self._confirm(ban if quiet else None, setup, now)
             return ""
-        if len(cpus_text(wanted)) > MOST_LETTERS:  # old releases act on the first part of a longer list
+        if len(cpus_text(wanted)) > MOST_LETTERS:  # old irqbalance releases truncate a longer list
             return f"irqbalance reads {MOST_LETTERS} characters of a list of CPUs, and this one is longer"
         if quiet:
             # The daemon may show each of these lists until its next interval.
@@ -195,12 +194,12 @@ class Balancer:
         self._is_proven, self._sends = False, self._sends + 1
         self._irqbalance.ban(daemon, wanted)
         self._settled = now + (SETTLE_INTERVALS + 1) * setup.interval_seconds
-        self._again = now + setup.interval_seconds  # irqbalance takes a list over at its next interval
+        self._again = now + setup.interval_seconds  # irqbalance applies a list at its next interval
         self._is_lifted = not quiet  # the record stays until the shorter list is read back
         return ""
 
     def _confirm(self, ban: _Ban | None, setup: Setup, now: float) -> None:
-        """Note that irqbalance shows the right ban; it acts by it at the latest two intervals later."""
+        """Record that irqbalance shows the right ban, which it applies within two of its intervals."""
         if ban and not self._is_proven:
             self._settled = now + SETTLE_INTERVALS * setup.interval_seconds
         self._is_proven, self._sends = ban is not None, 0
@@ -214,7 +213,7 @@ class Balancer:
 
 
 def _unasked(error: Unavailable) -> str:
-    return f"irqbalance runs and cannot be asked: {error}"
+    return f"irqbalance runs and does not answer: {error}"
 
 
 def _text(ban: _Ban) -> str:

@@ -60,3 +60,12 @@ def growth(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
     earlier = {row.key: row.count for row in before}
     grown = (Row(row.name, row.text, row.count - earlier.get(row.key, 0)) for row in after)
     return tuple(sorted((row for row in grown if row.count > 0), key=lambda row: (-row.count, row.key)))
+
+
+def freed(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
+    """Return the interrupts of devices that were freed in between, or freed and requested anew, with their counts before.
+
+    What came of them after the first reading is not known. One that never fired on these CPUs is left out.
+    """
+    later = {row.key: row.count for row in after}
+    return tuple(row for row in before if row.is_device and row.count > later.get(row.key, 0))

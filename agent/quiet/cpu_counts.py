@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
 MOST_BYTES: Final = 2**24  # 5,900 interrupts on 256 CPUs
@@ -51,7 +51,7 @@ def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
     head, *lines = text.split(b"\n")
     columns = tuple(head.split())
     if not columns or not all(column[:3] == b"CPU" and column[3:].isdigit() for column in columns):
-        return f"{file}: no head with the CPUs: {head[:60].decode('ascii', 'replace')!a}"
+        return f"{file}: no header with the CPUs: {head[:60].decode('ascii', 'replace')!a}"
     parts = (line.partition(b":") for line in lines)
     names = ((name.strip(), rest) for name, colon, rest in parts if colon)
     return Table(columns, {name: rest for name, rest in names if name.isdigit() or not devices})
@@ -59,30 +59,53 @@ def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
 
 def growth(
     before: Reading, after: Reading, cpus: CPUSet, kept: Mapping[bytes, CPUSet] = NONE_KEPT
-) -> dict[int, int] | str:
+) -> dict[int, Count] | str:
     """Return the growth on each CPU; CPUs offline at one reading are missing.
 
-    `kept` has CPUs on which an interrupt must fire: these are left out for its row. The growth is unknown if a row
-    disappeared or changed its text, because counts in between were not seen.
+    `kept` has CPUs on which an interrupt must fire: these are left out for its row. Counts of an interrupt that was
+    freed or requested anew in between were not all seen, so the growth is unknown on the CPUs on which it has fired.
+    Elsewhere its growth counts as 0, although it may have moved there and fired before it was freed: the table does not
+    say where it may fire, and the growth of all CPUs would be unknown whenever a driver frees an interrupt.
     """
     if isinstance(before, str):
         return before
     if isinstance(after, str):
         return after
     first, last = places(before.columns), places(after.columns)
-    grown = {cpu: 0 for cpu in cpus if cpu in first and cpu in last}
+    grown: dict[int, Count] = {cpu: 0 for cpu in cpus if cpu in first and cpu in last}
     try:
-        for name, old, new in _changed(before, after):
-            old_counts, new_counts = _counts(name, old, before.columns), _counts(name, new, after.columns)
-            stays = kept.get(name, EMPTY)
-            for cpu in grown:
-                if cpu in stays:
-                    continue
-                if (one := old_counts[first[cpu]]) != (other := new_counts[last[cpu]]):
-                    grown[cpu] += _difference(name, one, other)
+        for row in _changed(before, after):
+            stays = kept.get(row.name, EMPTY)
+            counts = [(cpu, row.old[first[cpu]], row.new[last[cpu]]) for cpu in grown if cpu not in stays]
+            _add(grown, row, counts)
     except _NotKnown as reason:
         return str(reason)
     return grown
+
+
+def _add(grown: dict[int, Count], row: _Changed, counts: Collection[tuple[int, bytes, bytes]]) -> None:
+    """Add the growth of one row to the sum of each CPU."""
+    changed = {cpu: _difference(row.name, one, other) for cpu, one, other in counts if one != other}
+    # a driver that requests its interrupt anew gets the same row with counts from 0
+    is_back = any(difference >= _WRAP // 2 for difference in changed.values())
+    reason = row.reason or (f"the count of row {_text(row.name)} went back" if is_back else "")
+    if reason:
+        grown |= {cpu: reason for cpu, *both in counts if any(count != b"0" for count in both)}
+        return
+    for cpu, difference in changed.items():
+        before = grown[cpu]
+        grown[cpu] = before if isinstance(before, str) else before + difference
+
+
+def total(cpus: CPUSet, grown: Mapping[int, Count] | str) -> Count:
+    """Return the sum over a set of CPUs, or why that of one of them is unknown."""
+    if isinstance(grown, str):
+        return grown
+    if missing := CPUSet(cpu for cpu in cpus if cpu not in grown):
+        return f"CPUs {missing} were not online all the time"
+    counts = [grown[cpu] for cpu in cpus]
+    reason = next((count for count in counts if isinstance(count, str)), None)
+    return reason or sum(count for count in counts if isinstance(count, int))
 
 
 def read_slices(file: Path, cpus: CPUSet) -> Slices:
@@ -95,7 +118,7 @@ def read_slices(file: Path, cpus: CPUSet) -> Slices:
         fields = line.split(None, _SLICES + 1) if line[:3] == b"cpu" else []
         if len(fields) > _SLICES and fields[0][3:].isdigit() and fields[_SLICES].isdigit():
             slices[int(fields[0][3:])] = int(fields[_SLICES])
-    return {cpu: count for cpu, count in slices.items() if cpu in cpus} or f"{file} names no CPU of these"
+    return {cpu: count for cpu, count in slices.items() if cpu in cpus} or f"{file} lists none of these CPUs"
 
 
 class _NotKnown(Exception):
@@ -123,48 +146,51 @@ def places(columns: tuple[bytes, ...]) -> dict[int, int]:
     return {int(column[3:]): at for at, column in enumerate(columns)}
 
 
-def _changed(before: Table, after: Table) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield each changed row: name, old text, new text."""
-    if before.rows.keys() - after.rows.keys():
-        gone = min(before.rows.keys() - after.rows.keys())
-        raise _NotKnown(f"interrupt {gone.decode('ascii', 'replace')} was freed in between")
-    zeros = b" 0" * len(before.columns)
+class _Changed(NamedTuple):
+    """A row that differs between two readings, with the counts of each column."""
+
+    name: bytes
+    old: list[bytes]
+    new: list[bytes]
+    reason: str = ""  # why not all counts in between were seen; empty: they were
+
+
+def _changed(before: Table, after: Table) -> Iterator[_Changed]:
+    """Yield each changed row; an interrupt that is in one reading alone has counts of 0 in the other."""
     found = 0
-    for name, new in after.rows.items():
-        old = before.rows.get(name)
+    for name in {**before.rows, **after.rows}:
+        old, new = before.rows.get(name), after.rows.get(name)
         if old == new:
             continue
         found += 1
         if not found % _ROWS_AT_ONCE:
             time.sleep(0)
-        if old is None:
-            yield name, zeros, new
-        elif _source(old, len(before.columns)) == _source(new, len(after.columns)):
-            yield name, old, new
-        else:
-            raise _NotKnown(
-                f"interrupt {name.decode('ascii', 'replace')} was given to another driver in between"
-            )
+        counts, source = _parts(name, old, before.columns)
+        later, later_source = _parts(name, new, after.columns)
+        reason = ""
+        if new is None:
+            reason = f"interrupt {_text(name)} was freed in between"
+        elif old is not None and source != later_source:
+            reason = f"interrupt {_text(name)} was given to another driver in between"
+        yield _Changed(name, counts, later, reason)
 
 
-def _source(row: bytes, columns: int) -> list[bytes]:
-    return row.split(None, columns)[columns:]
-
-
-def _counts(name: bytes, row: bytes, columns: tuple[bytes, ...]) -> list[bytes]:
-    counts = row.split(None, len(columns))
-    if len(counts) < len(columns):
-        raise _NotKnown(
-            f"row {name.decode('ascii', 'replace')} has {len(counts)} counts for {len(columns)} CPUs"
-        )
-    return counts
+def _parts(name: bytes, row: bytes | None, columns: tuple[bytes, ...]) -> tuple[list[bytes], list[bytes]]:
+    """Return the counts of a row, 0 if there is no row, and the text that follows them."""
+    if row is None:
+        return [b"0"] * len(columns), []
+    parts = row.split(None, len(columns))
+    if len(parts) < len(columns):
+        raise _NotKnown(f"row {_text(name)} has {len(parts)} counts for {len(columns)} CPUs")
+    return parts[: len(columns)], parts[len(columns) :]
 
 
 def _difference(name: bytes, before: bytes, after: bytes) -> int:
     """Return the growth of one count, which wraps at 2^32."""
     if not (before.isdigit() and after.isdigit()):
-        raise _NotKnown(f"row {name.decode('ascii', 'replace')} has a count that is no number")
-    difference = (int(after) - int(before)) % _WRAP
-    if difference >= _WRAP // 2:
-        raise _NotKnown(f"the count of row {name.decode('ascii', 'replace')} went back")
-    return difference
+        raise _NotKnown(f"row {_text(name)} has a count that is not a number")
+    return (int(after) - int(before)) % _WRAP
+
+
+def _text(name: bytes) -> str:
+    return name.decode("ascii", "replace")

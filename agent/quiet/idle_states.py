@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from agent.reconcile.restorable import Restorable
     from pinning.machine.interrupts import Quiet
 
-FILE: Final = "idle-states.json"  # name of the record in the state directory
 UNBOUND: Final = "0"
 POLLING: Final = "n/a"
 _MOST_DIGITS: Final = 10  # digits of a bound, which is a 32-bit number in the kernel
@@ -145,7 +144,7 @@ class IdleStatePart:
         return QuietPart(QuietWord.IDLE_STATES, foreign or "; ".join(few(failed)), conflicts)
 
     def restore(self) -> bool:
-        """Give every CPU its original bound; return whether nothing is left to restore."""
+        """Restore the original bound of every CPU; return whether nothing is left to restore."""
         self._writes = ForeignWrites()
         self._read()
         for reason in few(self._change(EMPTY)) if self._taken else ():
@@ -182,7 +181,7 @@ class IdleStatePart:
         return failed
 
     def _decide(self, cpu: int, quiet: CPUSet, records: dict[int, _Taken], writes: dict[int, str]) -> None:
-        """Read the bound of a CPU, and note its record and the value to write."""
+        """Read the bound of a CPU, and store its record and the value to write."""
         if self._writes.is_conflict(str(cpu)):
             return
         now, taken = self._states.bound(cpu), self._taken.get(cpu)

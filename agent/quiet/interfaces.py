@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
@@ -14,11 +15,24 @@ if TYPE_CHECKING:
 MOST_NAMES: Final = 16  # interrupts, masks or CPUs that a report names
 
 
+class RecordFile(StrEnum):
+    """Names of the parts' records in the state directory.
+
+    They are here so that an agent without the component can look for records of an earlier agent without loading the parts.
+    """
+
+    INTERRUPTS = "interrupts.json"
+    BANNED_CPUS = "irqbalance.json"
+    BANNED_INTERRUPTS = "irqbalance-interrupts.json"
+    WORKQUEUES = "workqueues.json"
+    IDLE_STATES = "idle-states.json"
+
+
 class Interrupts(Protocol):
     """The interrupts of devices, by their numbers as texts; called from a thread.
 
     DEFAULT stands for the default affinity of interrupts that drivers request later. Raises Gone for a freed
-    one.
+    interrupt.
     """
 
     def numbers(self) -> list[str]:
@@ -34,7 +48,7 @@ class Interrupts(Protocol):
         ...
 
     def affinity(self, number: str) -> CPUSet:
-        """Return the CPUs on which an interrupt may fire; raise Refused for a text that is no list of CPUs."""
+        """Return the CPUs on which an interrupt may fire; raise Refused for a text that is not a list of CPUs."""
         ...
 
     def name(self, number: str) -> str:
@@ -53,8 +67,11 @@ class Interrupts(Protocol):
         """Return whether the kernel alone chooses its CPUs, as far as the mode of its file says."""
         ...
 
-    def move(self, number: str, cpus: CPUSet) -> None:
-        """Set its affinity; raise Managed if the kernel alone chooses it, Refused for another reason."""
+    def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
+        """Set its affinity; raise Managed if the kernel alone chooses it, Refused for another reason.
+
+        Raise Gone if the number now has another identity; None: it is not known.
+        """
         ...
 
 
@@ -74,7 +91,7 @@ class Part(Protocol):
         ...
 
     def restore(self) -> bool:
-        """Give every value its original; return whether nothing is left to restore."""
+        """Restore every original value; return whether nothing is left to restore."""
         ...
 
 

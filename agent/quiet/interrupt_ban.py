@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "irqbalance-interrupts.json"  # name of the record in the state directory
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right list, or that does not answer
 )
@@ -134,7 +133,7 @@ class InterruptBan:
     def _correct(
         self, daemon: Daemon, shown: frozenset[int], wanted: Mapping[int, None], now: float
     ) -> Unkept:
-        """Send the wanted list if irqbalance shows another one; return the interrupts that it does not take."""
+        """Send the wanted list if irqbalance shows another one; return the interrupts that it does not accept."""
         added = self._added.numbers if self._added else frozenset()
         before = shown - added
         fitting = _fitting(before, [number for number in wanted if number not in before])
@@ -142,7 +141,7 @@ class InterruptBan:
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
-            # The list was not sent, so the next look must not take its absence for a foreign write.
+            # The list was not sent, so the next round must not treat its absence as a foreign write.
             self._is_proven = False
             self._saved.save(_Added(*daemon[:2], added | fitting))
             self._irqbalance.ban_interrupts(daemon, before | fitting)
@@ -160,7 +159,7 @@ class InterruptBan:
     def restore(self) -> bool:
         """Remove the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
-        self._heard.drop()  # an old answer must not hide that the list cannot be taken back now
+        self._heard.drop()  # an earlier answer must not hide that the list cannot be restored now
         if reason := self.leave(()).reason:
             logger.warning("irqbalance's ban not lifted", extra={"facts": {"reason": reason}})
         return not self.has_added

@@ -56,6 +56,12 @@ class KernelInterrupts:
         except OSError:
             return {}
 
+    def _identity(self, number: str) -> int | None:
+        try:
+            return (self._descriptors / number).stat().st_ino
+        except OSError:
+            return None
+
     def online(self) -> CPUSet:
         """Return the CPUs that are online now."""
         file = self._system / "cpu" / "online"
@@ -70,7 +76,7 @@ class KernelInterrupts:
         try:
             cpus = CPUSet.parse_mask(text) if number == DEFAULT else CPUSet.parse(text)
         except BadCPUList as error:
-            raise Refused(f"{self._file(number)}: {text[:40]!r} is no list of CPUs") from error
+            raise Refused(f"{self._file(number)}: {text[:40]!r} is not a list of CPUs") from error
         if not cpus:
             raise Refused(f"{self._file(number)} is empty")
         return cpus
@@ -115,9 +121,11 @@ class KernelInterrupts:
         except OSError:
             return False
 
-    def move(self, number: str, cpus: CPUSet) -> None:
-        """Set the affinity of an interrupt."""
+    def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
+        """Set the affinity of an interrupt, unless its number is known to be reused."""
         file = self._file(number)
+        if identity is not None and self._identity(number) not in (None, identity):
+            raise Gone(f"interrupt {number}: {os.strerror(errno.ESTALE)}")
         text = cpus.to_mask() if number == DEFAULT else str(cpus)
         try:
             write_setting(file, text)

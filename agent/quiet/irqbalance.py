@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from agent.errors import Unavailable
 from agent.kernel.cgroup_names import pod_of
-from agent.kernel.procfs import DEAD, STARTED, STATE, cgroup_of, effective_uid, read_stat
+from agent.kernel.procfs import DEAD, STARTED, STATE, cgroup_of, login_uid, read_stat, runs_as_root
 from pinning.errors import BadCPUList
 from pinning.machine.cpuset import CPUSet
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "irqbalance"
 ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after their interval of 10 seconds
-# Time for which an answer holds without a newer one, as long as that of a noise level.
+# Time for which an answer stays valid without a newer one, the same as for a noise level.
 SILENT_SECONDS: Final = 600.0
 MOST_BYTES: Final = 2**20  # longest answer, with 60 bytes for each interrupt
 # Longest request without its end: releases before 1.9.5 read at most 499 bytes, and act on these.
@@ -84,11 +84,15 @@ class Irqbalance:
         return None
 
     def without_socket(self) -> Daemon | None:
-        """Return a running irqbalance by its name, from all processes of the node."""
+        """Return a running irqbalance by its name, from all processes of the node.
+
+        A user can start a setuid program by this name, so a process from another user's login session is not
+        trusted. A process with a socket is trusted, because only root creates files in that folder.
+        """
         with suppress(OSError):
             for entry in self._proc.iterdir():
                 daemon = self._daemon(int(entry.name)) if entry.name.isdecimal() else None
-                if daemon:
+                if daemon and not login_uid(entry):
                     return daemon
         return None
 
@@ -105,7 +109,7 @@ class Irqbalance:
             if (
                 name == NAME
                 and fields[STATE] not in DEAD
-                and effective_uid(folder) == 0
+                and runs_as_root(folder)
                 and pod_of(cgroup_of(folder)) is None
             ):
                 return Daemon(pid, int(fields[STARTED]))
@@ -116,7 +120,7 @@ class Irqbalance:
         answer = self._ask(daemon, "setup")
         interval, banned = _SLEEP.search(answer), _BANNED.search(answer)
         if not interval or not banned:
-            raise Unavailable(f"{daemon.socket}: {answer[:60]!r} is no answer of irqbalance to setup")
+            raise Unavailable(f"{daemon.socket}: {answer[:60]!r} is not an answer of irqbalance to setup")
         try:
             cpus = CPUSet.parse_mask(banned[1].decode())
             return Setup(cpus, int(interval[1]), frozenset(map(int, _INTERRUPT.findall(answer))))
@@ -128,7 +132,7 @@ class Irqbalance:
         self._ask(daemon, cpus_text(cpus))
 
     def ban_interrupts(self, daemon: Daemon, numbers: Collection[int]) -> None:
-        """Replace the interrupts that it must not move."""
+        """Replace the list of interrupts that irqbalance must not move."""
         self._ask(daemon, ban_text(numbers))
 
     def _ask(self, daemon: Daemon, text: str) -> bytes:
@@ -165,7 +169,7 @@ class _Heard(NamedTuple, Generic[Answer]):
 
 
 class LastAnswer(Generic[Answer]):
-    """The result of irqbalance's last answer, with the CPUs or interrupts in that request.
+    """The last answer of irqbalance, with the CPUs or interrupts of its request.
 
     A list in irqbalance stays in force while its process runs, so a request without an answer changes nothing. If each
     failed request changed the report, the status of every quiet pod would be written each time.
@@ -175,15 +179,15 @@ class LastAnswer(Generic[Answer]):
         self._heard: _Heard[Answer] | None = None
 
     def keep(self, daemon: Daemon, asked: AbstractSet[int], answer: Answer, now: float) -> None:
-        """Replace the last answer."""
+        """Replace irqbalance's last answer."""
         self._heard = _Heard(daemon, asked, answer, now + SILENT_SECONDS)
 
     def drop(self) -> None:
-        """Forget the last answer, because irqbalance has shown another list since."""
+        """Drop the last answer, because irqbalance has shown another list since."""
         self._heard = None
 
     def holds(self, daemon: Daemon, asked: AbstractSet[int], now: float) -> Answer | None:
-        """Return the last answer of this process if it was about all that is asked now; None: not known."""
+        """Return this irqbalance's last answer if it covers the requested CPUs or interrupts; None: not known."""
         heard = self._heard
         if heard is None or heard.daemon != daemon or not asked <= heard.asked or now >= heard.until:
             return None

@@ -8,6 +8,7 @@ loop runs.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # Time until the agent tries again to move interrupts to a CPU that the kernel refused.
 ROOM_SECONDS: Final = 600.0
+# The second round finds interrupts that were requested during the first one, before it widened the default.
+RESTORE_ROUNDS: Final = 2
 NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -69,9 +72,19 @@ class _Round:
     foreign: dict[str, CPUSet] = field(default_factory=dict)
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
 
+    def report_fixed(self, number: str, taken: Taken | None) -> None:
+        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs.
+
+        An interrupt without an action never fires, such as the timer 0 and the cascade 2 of most machines.
+        """
+        if taken is None or not taken.name:
+            return
+        if not self.seen[number].isdisjoint(self.quiet.cpus - self.stays.get(number, NO_STAY).may):
+            self.managed.append(number)
+
 
 class _Crowded(NamedTuple):
-    """A home that was refused: a CPU has vectors for some 200 interrupts, and devices may have more."""
+    """CPUs that the kernel refused to an interrupt (its home): a CPU has some 200 vectors, and a device may need more."""
 
     home: CPUSet
     reason: str
@@ -87,11 +100,11 @@ class CrowdedHomes:
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """Return why interrupts with a home on a container's CPUs fire elsewhere too, by number."""
+        """Return why interrupts that should fire only on a container's CPUs fire on others too, by number."""
         return {number: it.reason for number, it in self._found.items()}
 
     def add(self, number: str, home: CPUSet, reason: str) -> None:
-        """Record that the kernel refused a home."""
+        """Record that the kernel refused an interrupt its home CPUs."""
         self._found[number] = _Crowded(home, reason, self._monotonic())
 
     def forget(self, number: str) -> None:
@@ -170,15 +183,15 @@ class InterruptMover:
         return Moved(few(now.managed, self._label), few(now.failed), conflicts)
 
     def restore(self) -> bool:
-        """Give every interrupt its original affinity; return whether nothing is left to restore."""
+        """Restore the original affinity of every interrupt; return whether nothing is left to restore."""
         self._store.read()
         self._writes = ForeignWrites()
-        if self._store.taken:
+        for _ in range(RESTORE_ROUNDS if self._store.taken else 0):
             self.round(Quiet(EMPTY, self._interrupts.online()), may_take=False)
         return not self._store.taken
 
     def _look(self, now: _Round, number: str) -> None:
-        """Read an interrupt and decide about it; most are not near quiet CPUs and cost one read."""
+        """Read an interrupt's affinity and decide about it; most interrupts do not concern quiet CPUs and cost one read."""
         if self._writes.is_conflict(number):
             return
         try:
@@ -203,7 +216,7 @@ class InterruptMover:
             decision = decision._replace(write=affinity)
         now.seen[number] = affinity
         if decision.write is not None and self._is_managed(number):
-            self._report_fixed(now, number, decision.taken)
+            now.report_fixed(number, decision.taken)
             now.born.pop(number, None)
             decision = Decision(None)
         if decision != Decision(record):
@@ -214,10 +227,10 @@ class InterruptMover:
         near, proven = self._near(number, affinity, taken, quiet), self._proven.get(number)
         decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take, proven=proven)
         if decision.write is None and not decision.is_foreign:
-            return decision
+            return decision._replace(taken=decision.taken and decision.taken._replace(wrote=(affinity,)))
         name = self._interrupts.name(number)
         if taken and not name and number in now.identified:
-            name = taken.name  # released for a while by its driver, as by that of a network card that is down
+            name = taken.name  # temporarily released by its driver, as for a network card that is down
         if taken and taken.name and name != taken.name:  # the number now belongs to another driver
             taken = self._record_at_birth(now, number, affinity, name)
             decision = decide(affinity, taken, quiet, near=near, may_take=now.may_take)
@@ -269,21 +282,18 @@ class InterruptMover:
             return EMPTY
         return self._interrupts.near(number)
 
+    def _has_missed(self, now: _Round) -> bool:
+        """Return whether drivers have freed or requested interrupts since the round listed them."""
+        with suppress(Gone):
+            is_same = self._identities(self._interrupts.numbers()) == now.identities
+            return not is_same or any(map(self._interrupts.name, now.unused))
+        return True
+
     def _is_managed(self, number: str) -> bool:
         """Return whether an interrupt cannot be moved: by its file, or because the kernel refused it before."""
         if self._interrupts.is_managed(number):
             return True
         return number in self._fixed and self._fixed[number] == self._interrupts.name(number)
-
-    def _report_fixed(self, now: _Round, number: str, taken: Taken | None) -> None:
-        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs.
-
-        An interrupt without an action never fires, such as the timer 0 and the cascade 2 of most machines.
-        """
-        if taken is None or not taken.name:
-            return
-        if not now.seen[number].isdisjoint(now.quiet.cpus - now.stays.get(number, NO_STAY).may):
-            now.managed.append(number)
 
     def _saw(self, foreign: Mapping[str, CPUSet]) -> None:
         """Count the interrupts that were moved back, and log them once for the round."""
@@ -314,14 +324,14 @@ class InterruptMover:
             if self._writes.is_conflict(number):
                 now.done[number] = None
                 return
-            self._interrupts.move(number, cpus)
+            self._interrupts.move(number, cpus, now.identities.get(number))
             self.has_moved = True
             seen = self._interrupts.affinity(number)
         except Gone:
             now.done[number] = None
         except Refused as error:
             if isinstance(error, Managed) and number not in now.ours | {DEFAULT}:
-                self._report_fixed(now, number, decision.taken)
+                now.report_fixed(number, decision.taken)
                 self._fixed[number] = decision.taken.name if decision.taken else ""
                 now.done[number] = None
                 return
@@ -330,13 +340,14 @@ class InterruptMover:
         else:
             if seen == cpus:
                 self._proven[number] = cpus
-                now.done[number] = decision.taken and decision.taken._replace(wrote=(cpus,))
+                is_missed = number == DEFAULT and self._has_missed(now)
+                now.done[number] = _written(decision.taken, cpus, before if is_missed else None)
                 return
             now.failed.append(f"{self._label(number)}: its CPUs are {seen} after {cpus} was written")
             now.done[number] = before
 
     def _refused(self, now: _Round, number: str, reason: str) -> None:
-        """Note a write that failed; the next round keeps the interrupt off quiet CPUs of others, if it has a home."""
+        """Record a failed write; the next round keeps the interrupt off quiet CPUs of others, if it has a home."""
         may, home = now.stays.get(number, NO_STAY)
         if home:
             self.crowded.add(number, home, reason)
@@ -356,6 +367,18 @@ class InterruptMover:
         if kept or dropped or known != self._store.known:
             self._store.change(kept, dropped, known)
         self._proven = {number: it for number, it in self._proven.items() if number in self._store.taken}
+
+
+def _written(taken: Taken | None, cpus: CPUSet, default: Taken | None) -> Taken | None:
+    """Return the record of an affinity that was read back.
+
+    `default` is the saved record of the default affinity, if interrupts were requested during the round. The
+    default's record is kept for one more round with its earlier affinity, by which these interrupts are
+    recognised.
+    """
+    if default:
+        return default._replace(wrote=tuple(dict.fromkeys((*default.wrote, cpus))))
+    return taken and taken._replace(wrote=(cpus,))
 
 
 def _label(interrupts: Interrupts, number: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
-from agent.quiet.counters import Row, growth, rows
+from agent.quiet.counters import Row, freed, growth, rows
 from agent.quiet.cpu_counts import read_table
 from agent.quiet.owners import find_owners
 from agent.quiet.thread_times import NO_THREADS, read_threads
@@ -54,9 +54,11 @@ class Noise:
     interrupts: Table  # interrupts of devices and of the kernel, most frequent first
     softirqs: Table
     waited: Mapping[str, Waited] = field(default_factory=dict)  # lost time by namespace/pod/container
-    # interrupts whose affinity the kernel does not let anyone write, where it shows that (Linux 6.12)
+    # interrupts whose affinity the kernel does not let anyone write, where the kernel shows that (Linux 6.12)
     managed: frozenset[str] = frozenset()
     periodic: Periodic = NOT_KNOWN
+    # interrupts of devices that were freed during the measurement, so that their growth is not known
+    freed: tuple[Row, ...] = ()
 
 
 def measure(
@@ -81,7 +83,15 @@ def measure(
     grown = _growth(earlier[0], later[0])
     numbers = () if isinstance(grown, str) else (row.name for row in grown if row.is_device)
     softirqs_grown = _growth(earlier[1], later[1])
-    return Noise(grown, softirqs_grown, waited, _managed(proc, numbers), _periodic(proc, cpus)), result
+    measured = Noise(
+        grown,
+        softirqs_grown,
+        waited,
+        _managed(proc, numbers),
+        _periodic(proc, cpus),
+        _freed(earlier[0], later[0]),
+    )
+    return measured, result
 
 
 def _periodic(proc: Path, cpus: CPUSet) -> Periodic:
@@ -122,6 +132,10 @@ def _growth(before: Table, after: Table) -> Table:
     if isinstance(before, str):
         return before
     return after if isinstance(after, str) else growth(before, after)
+
+
+def _freed(before: Table, after: Table) -> tuple[Row, ...]:
+    return () if isinstance(before, str) or isinstance(after, str) else freed(before, after)
 
 
 def _entered(before: Owner, after: Owner) -> Counter[str]:

@@ -6,7 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.kernel.procfs import PARENT, PROCESSOR, cgroup_of, read_stat, run_time
+from agent.kernel.procfs import (
+    PARENT,
+    PROCESSOR,
+    cgroup_of,
+    read_file,
+    read_stat,
+    run_time,
+    status_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +22,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-_MOST_PARENTS: Final = 64  # processes between one and its container's first process
+_MOST_PARENTS: Final = 64  # parents that are followed from a process to its container's first one
 _ENDED: Final = (OSError, IndexError, ValueError)  # errors if a process exits while it is read
 
 
@@ -91,6 +99,4 @@ def _entered(proc: Path, pid: int, first: int) -> bool:
 
 def _pids(proc: Path, pid: int) -> list[int]:
     """Return a process's pids, from the reader's PID namespace to its own."""
-    status = (proc / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
-    line = status.partition("\nNSpid:")[2].partition("\n")[0]
-    return [int(number) for number in line.split()]
+    return [int(number) for number in status_words(read_file(f"{proc}/{pid}/status"), "NSpid")]

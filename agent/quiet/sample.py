@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from agent.errors import AgentError
 from agent.node_state import ContainerNoise
-from agent.quiet.cpu_counts import growth, read_slices, read_table
+from agent.quiet.cpu_counts import growth, read_slices, read_table, total
 from agent.quiet.thread_times import NO_THREADS, Lost, Threads, lost, read_threads
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from agent.quiet.cpu_counts import Reading, Slices
+    from agent.quiet.cpu_counts import Count, Reading, Slices
     from pinning.planning.observed import Owner
 
 _NO_CGROUP: Final = "its threads are not known: it does not run, or runs in a virtual machine"
@@ -109,9 +109,9 @@ def _kept(measured: Iterable[Measured]) -> dict[bytes, CPUSet]:
 class _Counted(NamedTuple):
     """Growth of the counters, by CPU."""
 
-    interrupts: dict[int, int] | str
-    softirqs: dict[int, int] | str
-    slices: dict[int, int] | str
+    interrupts: Mapping[int, Count] | str
+    softirqs: Mapping[int, Count] | str
+    slices: Mapping[int, Count] | str
 
 
 def _slices(before: Slices, after: Slices) -> dict[int, int] | str:
@@ -125,10 +125,10 @@ def _noise(
     container: Measured, counted: _Counted, before: Read, after: Read, seconds: float
 ) -> ContainerNoise:
     cpus = container.cpus | container.idle
-    interrupts, softirqs, slices = (_on(cpus, grown) for grown in counted)
+    interrupts, softirqs, slices = (total(cpus, grown) for grown in counted)
     threads = _lost(before, after, container.cpus)
     own = threads if isinstance(threads, str) else threads.slices
-    others = _others(slices, "how often its threads ran is not known of all" if own is None else own)
+    others = _others(slices, "the run counts of some of its threads are not known" if own is None else own)
     unknown = (it for it in (interrupts, softirqs, threads, others) if isinstance(it, str))
     return ContainerNoise(
         seconds=seconds,
@@ -139,14 +139,6 @@ def _noise(
         other_slices=_known(others),
         unknown=tuple(dict.fromkeys(unknown)),
     )
-
-
-def _on(cpus: CPUSet, grown: dict[int, int] | str) -> int | str:
-    """Return the sum over a set of CPUs."""
-    if isinstance(grown, str):
-        return grown
-    missing = CPUSet(cpu for cpu in cpus if cpu not in grown)
-    return f"CPUs {missing} were not online all the time" if missing else sum(grown[cpu] for cpu in cpus)
 
 
 def _lost(before: Read, after: Read, cpus: CPUSet) -> Lost | str:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from agent.reconcile.restorable import Restorable
 
-FILE: Final = "interrupts.json"  # name of the record in the state directory
 # Interrupt numbers that existed when the first affinity was changed, or appeared since.
 KNOWN: Final = "known"
 _GROUP: Final = "alike/"  # interrupts with the same affinities

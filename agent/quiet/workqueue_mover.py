@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from agent.quiet.taken import TakenStore
 
-FILE: Final = "workqueues.json"  # name of the record in the state directory
 ALL_LABEL: Final = "the mask of all unbound workqueues"
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class Workqueues(Protocol):
     """Masks of unbound workqueues by name; ALL is the mask that bounds all of them. Called from a thread."""
 
     def identities(self) -> Mapping[str, int]:
-        """Return a value by name that changes when a workqueue is made anew; raise Unavailable if none can be read."""
+        """Return by name a value that changes when a workqueue is recreated; raise Unavailable if none can be read."""
         ...
 
     def mask(self, name: str) -> CPUSet:
@@ -97,7 +96,7 @@ class WorkqueueMover:
         self._store.read()
         self._writes = self._writes.at(self._monotonic())
         cpus = quiet.cpus if self._is_wanted else EMPTY
-        reason = f"no online CPU is left beside CPUs {cpus}" if cpus and not quiet.others else ""
+        reason = f"no online CPU is left outside CPUs {cpus}" if cpus and not quiet.others else ""
         failed = self._move(Quiet(EMPTY if reason else cpus, quiet.online))
         if not self._is_wanted and not failed:
             return None
@@ -106,7 +105,7 @@ class WorkqueueMover:
         return QuietPart(QuietWord.WORKQUEUES, reason or foreign or "; ".join(few(failed)), conflicts)
 
     def restore(self) -> bool:
-        """Give every mask its original; return whether nothing is left to restore."""
+        """Restore every original mask; return whether nothing is left to restore."""
         self._store.read()
         self._writes = ForeignWrites()
         for reason in few(self._move(Quiet(EMPTY, EMPTY))) if self._store.taken else ():
@@ -141,7 +140,7 @@ class WorkqueueMover:
         return now.failed
 
     def _look(self, now: _Round, name: str, quiet: Quiet) -> None:
-        """Read a mask and decide about it."""
+        """Read a mask and decide about its change."""
         if self._writes.is_conflict(name):
             return
         mask, taken = self._workqueues.mask(name), self._store.taken.get(name)
@@ -154,7 +153,9 @@ class WorkqueueMover:
         decision = decide(mask, taken, quiet, proven=proven)
         # Writing a mask would override the isolation of these CPUs.
         if decision.write and (ended := decision.write & isolated):
-            raise Refused(f"an isolated partition of a cgroup has CPUs {ended}, and a write would end that")
+            raise Refused(
+                f"CPUs {ended} belong to an isolated cgroup partition, which a write would make invalid"
+            )
         if decision.is_foreign:
             now.foreign.append(name)
             self._proven.pop(name, None)

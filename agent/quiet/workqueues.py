@@ -77,7 +77,7 @@ class KernelWorkqueues:
         try:
             cpus = CPUSet.parse_mask(text)
         except BadCPUList as error:
-            raise Refused(f"{file}: {text[:40]!r} is no mask of CPUs") from error
+            raise Refused(f"{file}: {text[:40]!r} is not a mask of CPUs") from error
         if not cpus and not may_be_empty:
             raise Refused(f"{file} has no CPU")
         return cpus

@@ -29,19 +29,21 @@ def said(
 
 
 def test_good_node_has_one_line() -> None:
-    """The one line says how many CPUs for claims the scheduler sees."""
+    """A node without problems has one line with the number of CPUs for claims that the scheduler sees."""
     message = "the scheduler sees 14 CPUs of this node, including those that claims hold"
     assert said(HERE) == [(Verdict.OK, message)]
 
 
 def test_nothing_is_said_where_the_agent_is_no_driver() -> None:
-    """An installation without the component reads nothing about claims."""
+    """Without the claims component the doctor prints no line about claims."""
     assert said(ClaimFacts()) == []
 
 
 def test_observing_agent_serves_none() -> None:
-    """An agent that only observes is no driver of claims, which is no problem to solve."""
-    assert said(HERE, observes=True) == [(Verdict.OK, "none are served, because corepin only observes here")]
+    """If the agent only observes, the doctor reports that it serves no claims, without a finding."""
+    assert said(HERE, observes=True) == [
+        (Verdict.OK, "no claims are served, because corepin only observes here")
+    ]
 
 
 @table(
@@ -62,12 +64,12 @@ def test_observing_agent_serves_none() -> None:
         "API server of 1.30": (
             HERE._replace(cluster=ClusterFacts(has_group=False)),
             Verdict.FINDING,
-            "knows no resource.k8s.io/v1",
+            "does not serve resource.k8s.io/v1",
         ),
         "old kubelet": (
             HERE._replace(cluster=GOOD._replace(kubelet="v1.30.14")),
             Verdict.FINDING,
-            "kubelet v1.30.14 takes no driver of this version",
+            "kubelet v1.30.14 accepts no driver of this version",
         ),
         "gate off": (
             HERE._replace(cluster=GOOD._replace(drivers={})),
@@ -92,13 +94,13 @@ def test_observing_agent_serves_none() -> None:
     },
 )
 def test_problem_has_its_words_and_a_remedy(facts: ClaimFacts, verdict: Verdict, message: str) -> None:
-    """Beside it the others are as they are."""
+    """Each problem has one line, with its own verdict and message."""
     assert [found for found, words in said(facts) if message in words] == [verdict]
 
 
 @pytest.mark.parametrize("version", ["", "v1.36.0", "v1.37.1+k3s1", "built by hand"])
 def test_versions_that_suffice_or_cannot_be_read_are_no_finding(version: str) -> None:
-    """A version that cannot be read is not called too old, and classes that may not be read are not missed."""
+    """A sufficient or unparsable kubelet version is no finding, and neither are DeviceClasses that cannot be listed."""
     facts = HERE._replace(cluster=GOOD._replace(kubelet=version, classes=None))
     assert [verdict for verdict, _ in said(facts)] == [Verdict.OK]
 
@@ -106,21 +108,21 @@ def test_versions_that_suffice_or_cannot_be_read_are_no_finding(version: str) ->
 @pytest.mark.parametrize(
     ("has_room", "verdict", "message"),
     [
-        pytest.param(False, Verdict.OK, "containers without claims leave no core to them", id="held"),
+        pytest.param(False, Verdict.OK, "containers without claims hold every core", id="held"),
         pytest.param(None, Verdict.UNKNOWN, "every core is held, or a feature gate is off", id="no agent"),
     ],
 )
 def test_node_whose_cores_are_held_has_nothing_to_fix(
     has_room: bool | None, verdict: Verdict, message: str
 ) -> None:
-    """Whether they are knows the agent alone."""
+    """A node without slices passes if all its cores are held; without an agent's state the check is unknown."""
     ((found, words),) = said(HERE._replace(cluster=GOOD._replace(drivers={})), has_room=has_room)
     assert found is verdict
     assert message in words
 
 
 def test_node_whose_cores_are_held_by_claims_has_to_publish_them() -> None:
-    """The scheduler subtracts what claims hold by itself, and takes a node without a slice for one without a driver."""
+    """A node whose cores are all held by claims must still publish slices: otherwise the scheduler sees no driver."""
     machine = smt_machine(2)
     held = machine.siblings_of(CPUSet([1]))
     agent = replace(
@@ -149,7 +151,7 @@ def test_node_whose_cores_are_held_by_claims_has_to_publish_them() -> None:
 def test_cores_that_claims_could_get_are_counted_as_the_agent_counts_them(
     held: range, reserved: tuple[int, ...], verdict: Verdict
 ) -> None:
-    """One core is not published while nothing else is left for the shared set."""
+    """The last core is no missing device if no reserved core would remain in the shared set."""
     machine = smt_machine(3)
     every = machine.online
     kept = machine.siblings_of(CPUSet(reserved))

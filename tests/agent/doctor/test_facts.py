@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.doctor.check import Verdict
 from agent.doctor.checks import examine
 from agent.doctor.facts import Places, agent_facts, read_facts
 from agent.doctor.nri import NOT_WANTED, AgentNRI, Socket
@@ -20,10 +21,12 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig, StaticPools
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.environments.waiting import until
 from tests.pinning.dra.claiming import claim
 from tests.pods import container
 
 if TYPE_CHECKING:
+    from agent.doctor.check import Check
     from tests.environments.node.containerd import Containerd
 
 
@@ -42,7 +45,7 @@ def test_exclusive_cpus_and_refusals_are_read_from_the_state() -> None:
 
 
 def test_shared_set_of_static_pools_is_read_from_the_state() -> None:
-    """It is None without static pools."""
+    """The shared set of static pools is None on a node without them."""
     state = agent_state(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
     assert agent_facts(state).static_shared == CPUSet.parse("0,4")
     assert agent_facts(agent_state(state_of())).static_shared is None
@@ -71,7 +74,7 @@ def test_strict_reserved_is_read_from_the_state() -> None:
 
 
 def test_cpus_of_claims_are_read_from_the_ledger() -> None:
-    """Also those of a claim that no container uses."""
+    """CPUs of a claim are read from the ledger, also if no container uses them."""
     ledger = Ledger().grant(ClaimGrant(claim("x", 2), (CPUSet.parse("1,5"),)))
     assert agent_facts(agent_state(replace(state_of(), ledger=ledger))).claimed == CPUSet.parse("1,5")
 
@@ -128,7 +131,7 @@ def test_guard_is_found_by_its_command(tmp_path: File, command: str, guards: boo
 def test_guard_in_a_pod_counts_in_corepins_namespace_alone(
     tmp_path: File, namespace: str | None, *, guards: bool
 ) -> None:
-    """The pod is found by the cgroup, which the kernel shows, and its namespace is the API server's."""
+    """A guard in a pod counts only in corepin's namespace, which the API server reports for the cgroup's pod."""
     uid = "11111111-2222-3333-4444-555555555555"
     process = tmp_path / "proc/7"
     process.mkdir(parents=True)
@@ -162,7 +165,12 @@ def test_facts_of_this_machine(tmp_path: File) -> None:
 def test_real_runtimes_have_name_and_nri_remedy(containerd: Containerd, tmp_path: File) -> None:
     """The runtime's version is in the check, and the remedy for NRI fits the version."""
     places = Places(runtime=containerd.socket, nri=tmp_path / "no.sock")
-    checks = {check.subject: check for check in examine(read_facts(places, None, 0))}
+
+    def answered() -> dict[str, Check] | None:  # within the doctor's three seconds
+        found = {check.subject: check for check in examine(read_facts(places, None, 0))}
+        return found if found["runtime"].verdict is not Verdict.UNKNOWN else None
+
+    checks = until("the runtime answers the doctor", answered)
     is_old = containerd.programs.version == "1.6"
 
     assert checks["runtime"].message.startswith(f"containerd {containerd.programs.version}")

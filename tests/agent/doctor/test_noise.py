@@ -77,7 +77,7 @@ def test_movable_source_is_a_finding(
     },
 )
 def test_periodic_work_is_told_and_no_finding(periodic: Periodic, messages: list[str]) -> None:
-    """These settings are the node's: the line shows them with their price."""
+    """The settings for periodic kernel work are listed with their cost, and are no finding."""
     found = [it for it in checks(replace(QUIET, periodic=periodic)) if it.subject == "periodic work"]
     assert [text in it.message for it, text in zip(found, messages, strict=True)] == [True] * len(messages)
     assert {it.verdict for it in found} <= {Verdict.OK}
@@ -98,7 +98,7 @@ def test_immovable_sources_are_counted() -> None:
 
 
 def test_managed_interrupt_is_no_finding() -> None:
-    """A managed interrupt cannot be moved by a write; the remedy says how to avoid it."""
+    """A managed interrupt is no finding, because writes cannot move it; the remedy says how to avoid it."""
     rows = (Row("40", "nvme0q3", 9), Row("25", "eth0", 5))
     said = checks(Noise(rows, (), managed=frozenset({"40"})))
     found = [it.message for it in said if it.verdict is Verdict.FINDING]
@@ -107,6 +107,21 @@ def test_managed_interrupt_is_no_finding() -> None:
     assert found == ["interrupt 25 (eth0) came 5 times"]
     assert "40 (nvme0q3) 9" in queue.message
     assert "keep that I/O to other CPUs" in queue.remedy
+
+
+@table(
+    "count, named",
+    {
+        "one": (1, "not all counted of 0 (eth0): freed by its driver in between"),
+        "more than are named": (9, "7 (eth7) and 1 more: freed by its driver in between"),
+    },
+)
+def test_freed_interrupts_are_unknown(count: int, named: str) -> None:
+    """An interrupt that its driver freed during the measurement is never reported as none."""
+    rows = tuple(Row(str(number), f"eth{number}", 5) for number in range(count))
+    [check] = (it for it in checks(Noise((), (), freed=rows)) if it.subject == "interrupts")
+
+    assert (check.verdict, named in check.message) == (Verdict.UNKNOWN, True)
 
 
 @table("devices, rest", {"as many as are named": (8, []), "one more": (9, ["and 1 more of devices"])})
@@ -120,7 +135,7 @@ def test_first_devices_are_named_and_the_rest_counted(devices: int, rest: list[s
 
 
 def test_counters_that_cannot_be_read_are_unknown() -> None:
-    """The check has the reason, and unreadable tables are not quiet."""
+    """An unreadable table makes the check unknown with the reason, instead of passing."""
     said = checks(Noise("/proc/interrupts is empty", "/proc/softirqs: Permission denied"))
     unknown = [it.message for it in said if it.verdict is Verdict.UNKNOWN]
 
@@ -142,7 +157,7 @@ def test_waits_are_sorted_longest_first() -> None:
     assert said == [
         "256 threads of 9000 of ns/b/long waited 2500.000 ms for their CPUs and were interrupted 700 times",
         "2 threads of ns/a/short waited 1.000 ms for their CPUs and were interrupted 3 times",
-        "how long threads of ns/c/new waited is not known: none lived all the time",
+        "how long threads of ns/c/new waited is not known: no thread existed during the whole measurement",
     ]
 
 

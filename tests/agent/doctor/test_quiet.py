@@ -22,7 +22,7 @@ from published.agent_state import Quiet, QuietPart
 from tests.agent.doctor.nodes import AGENT, FINE
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
 
-SILENT = "irqbalance runs and cannot be asked: /run/irqbalance/irqbalance7.sock: no answer in time"
+SILENT = "irqbalance runs and does not answer: /run/irqbalance/irqbalance7.sock: no answer in time"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_without_quiet_cpus_there_is_no_check(quiet: Quiet | None) -> None:
 
 
 def test_unavailable_irqbalance_is_a_finding_with_its_setting() -> None:
-    """The remedy has the line for irqbalance's configuration, and the key to ignore it."""
+    """The remedy has the line for irqbalance's configuration, and the key that makes the agent ignore irqbalance."""
     (check,) = quiet_checks(Quiet("4-5", SILENT, irqbalance=SILENT))
     assert (check.subject, check.verdict) == ("quiet CPUs", "finding")
     assert check.message == f"no interrupt is moved: {SILENT}"
@@ -57,14 +57,14 @@ def test_each_foreign_write_is_a_finding() -> None:
 
 
 def test_other_reasons_are_findings() -> None:
-    """One such reason is too few CPUs for interrupts."""
+    """Other reasons, such as too few CPUs for interrupts, are findings."""
     (check,) = quiet_checks(Quiet("1-3", "interrupts need 2 online CPUs that are not quiet"))
     assert check.verdict == "finding"
     assert check.message == "interrupts may use CPUs 1-3: interrupts need 2 online CPUs that are not quiet"
 
 
 def test_interrupts_that_the_operator_leaves_are_no_finding() -> None:
-    """The state of the agent tells them from those that could not be moved."""
+    """The agent's state distinguishes interrupts that the operator leaves from those that could not be moved."""
     result = QuietResult(CPUSet([2]), "quiet.interrupts is off", is_off=True)
     (check,) = quiet_checks(agent_state(replace(state_of(), quiet=result)).quiet)
     assert (check.verdict, check.message) == (
@@ -106,7 +106,7 @@ def test_checks_are_made_from_the_agents_state() -> None:
     ],
 )
 def test_parts_beside_interrupts_have_their_checks(part: Any, verdict: str, message: str) -> None:
-    """Each is a line of its own, made from the agent's state."""
+    """Each part other than interrupts has its own line, made from the agent's state."""
     result = QuietResult(CPUSet([2]), parts=(PartResult(QuietWord.WORKQUEUES, **part),))
     quiet = agent_state(replace(state_of(), quiet=result)).quiet
     assert quiet
@@ -123,7 +123,7 @@ def test_parts_beside_interrupts_have_their_checks(part: Any, verdict: str, mess
     ],
 )
 def test_parts_are_checked_on_the_cpus_that_they_concern(fully: str, messages: list[str]) -> None:
-    """CRI-O's annotation keeps interrupts alone off CPUs."""
+    """CRI-O's annotation concerns interrupts only, so other parts are not checked on its CPUs."""
     parts = (PartResult(QuietWord.WORKQUEUES),)
     result = QuietResult(CPUSet([2, 3]), parts=parts, fully=CPUSet.parse(fully))
     checks = quiet_checks(agent_state(replace(state_of(), quiet=result)).quiet)
@@ -143,7 +143,7 @@ def quiet_with(note: str) -> Quiet:
 
 
 def test_interrupts_that_stay_are_named_and_what_does_not_is_a_finding() -> None:
-    """The container has its name, and the remedy is in its annotation."""
+    """Kept interrupts are listed with the container's name; those that cannot be kept are a finding."""
     assert quiet_with("").kept[0].numbers == ("4", "25")
     _, named = quiet_checks(quiet_with(""))
     assert (named.subject, named.verdict) == ("irq-policy", "ok")
@@ -156,7 +156,7 @@ def test_interrupts_that_stay_are_named_and_what_does_not_is_a_finding() -> None
 
 
 def test_noise_leaves_out_interrupts_that_stay() -> None:
-    """Others are findings, and a table that cannot be read stays one."""
+    """The noise check skips kept interrupts; other interrupts and an unreadable table remain findings."""
     counted: Any = (Row("25", "PCI-MSI eth1", 9), Row("26", "PCI-MSI eth2", 3))
     facts = replace(FINE, noise=Noise(counted, ()), foreign_threads=ForeignThreads({}))
     kept = replace(facts, agent=replace(AGENT, quiet=quiet_with("")))

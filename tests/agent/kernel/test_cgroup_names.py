@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.kernel.cgroup_names import is_within, pod_roots, pod_uid
+from agent.kernel.cgroup_names import is_within, pod_of, pod_roots, pod_uid
 from tests.tables import table
 
 
@@ -67,3 +67,26 @@ POD = f"/kubepods/burstable/pod{UID}"
 def test_cgroup_is_found_from_any_namespace(seen: str, is_one: bool) -> None:
     """A namespace hides the part that a path shares with the reader's own cgroup, never the end."""
     assert is_within(seen, f"{POD}/one") is is_one
+
+
+OTHER = "ffffffff-ffff-4fff-9fff-ffffffffffff"
+
+
+@table(
+    "path, pod",
+    {
+        "cgroupfs": (f"/kubepods/burstable/pod{UID}/a", UID),
+        "systemd": (f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-a.scope", UID),
+        "namespace of the reader": (f"/../../pod{UID}/a", UID),
+        "static pod": ("/kubepods/pod3f1c9a/a", ""),
+        "outside": ("/system.slice/kubelet.service", None),
+        "child named like another pod": (f"/kubepods/pod{UID}/a/pod{OTHER}", UID),
+        "child named like another slice": (
+            f"/kubepods/pod{UID}/a/kubepods-pod{OTHER.replace('-', '_')}.slice",
+            UID,
+        ),
+    },
+)
+def test_pod_is_the_outermost_in_the_path(path: str, pod: str | None) -> None:
+    """The kubelet makes the first folders; a container names those below its own as it likes."""
+    assert pod_of(path) == pod

@@ -126,7 +126,7 @@ def test_missing_cgroup_raises_gone(cgroups: OpenCgroups) -> None:
 def test_cgroup_removed_during_a_read_is_gone(
     cgroups: OpenCgroups, cpuset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parent's CPUs are not returned in its place."""
+    """A cgroup that is removed during a read raises Gone, and its parent's CPUs are not returned."""
     folder = cpuset / ONE[1:]
 
     def removed(path: str) -> CPUSet:
@@ -141,7 +141,7 @@ def test_cgroup_removed_during_a_read_is_gone(
 
 def test_empty_set_is_never_written(cgroups: OpenCgroups, cpuset: Path) -> None:
     """An empty set raises and changes nothing."""
-    with pytest.raises(ValueError, match="an empty set is no cpuset"):
+    with pytest.raises(ValueError, match="an empty set is not a cpuset"):
         cgroups.cpusets.write(ONE, EMPTY)
     assert written(cpuset / ONE[1:]) == CPUSet.parse("0-7")
 
@@ -210,7 +210,7 @@ def test_child_cgroups_follow_the_container(
 def test_cgroups_nested_deeper_than_the_stack_are_refused(
     cgroups: OpenCgroups, cpuset: Path, version: int
 ) -> None:
-    """The pass goes on, and the runtime is asked to move the container."""
+    """A container whose cgroups are nested too deep is refused, so that the runtime moves it instead."""
     folder = cpuset / ONE[1:]
     for _ in range(80):
         folder = make_cgroup(folder / "d", version)
@@ -222,7 +222,7 @@ def test_cgroups_nested_deeper_than_the_stack_are_refused(
 def test_container_of_many_cgroups_is_moved_all_the_same(
     tmp_path: Path, cpuset: Path, version: int, release: str
 ) -> None:
-    """On v2 by its own cgroup, which confines those below; on v1 each of them would keep it from leaving its CPUs."""
+    """A container of many cgroups leaves its CPUs: on v2 its own cgroup is enough, on v1 each child is written."""
     for number in range(MOST_CGROUPS):
         make_cgroup(cpuset / ONE[1:] / str(number), version)
     found = opened(tmp_path, release)
@@ -279,7 +279,7 @@ def test_task_on_fewer_cpus_is_narrowed(
     ],
 )
 def test_kernels_before_6_2_forget_pins(release: str, forgets: bool) -> None:
-    """Affinities survive a change of the cpuset since Linux 6.2."""
+    """Kernels before 6.2 are recognized, because they drop affinities when the cpuset changes."""
     assert kernel_forgets_pins(release) is forgets
 
 

@@ -115,7 +115,7 @@ def test_tasks_stay_home_when_a_container_is_widened(kernel: Kernel) -> None:
 
 
 def test_tasks_that_start_during_a_move_are_found(kernel: Kernel) -> None:
-    """The tasks are listed again until there is no new one."""
+    """During a move the tasks are listed again until no new task appears."""
     kernel.start("")
     kernel.forks = [1, 2, 1]
     kernel.move(NO_PARTS, "2-3/0-1,6")
@@ -177,7 +177,7 @@ def test_split_that_ends_leaves_no_affinities(kernel: Kernel) -> None:
 
 
 def test_task_that_cannot_be_moved_does_not_block_others(kernel: Kernel) -> None:
-    """It is tried once in each step, and other tasks are moved."""
+    """A task that cannot be moved is tried once in each step, and other tasks are moved."""
     kernel.start("", "")
     kernel.bound.add(1)
     kernel.move(NO_PARTS, "2-3/0-1")
@@ -254,7 +254,7 @@ def test_other_part_is_the_cpuset_without_exclusive_cpus(cpus: CPUSet, home: CPU
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> None:
-    """The cpuset is written anyway, so that no task stays on CPUs of others; the next pass continues."""
+    """If a move is incomplete, the cpuset is still written, so that no task stays on CPUs of other containers."""
     kernel = Kernel(EVERY, forgets=forgets)
     kernel.start("", "")
     starting = kernel.tasks
@@ -268,7 +268,7 @@ def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> No
         start_another, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
     )
     after = parts("2-3/0-1")
-    with pytest.raises(Unsettled, match="faster than they are moved"):
+    with pytest.raises(Unsettled, match="faster than the agent moves them"):
         kernel.split.move(CGROUP, NO_PARTS, after)
     assert kernel.cpus == after.cpus
     assert len(kernel.asked) <= 4 * BOUND.rounds
@@ -282,7 +282,7 @@ def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> No
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_container_of_many_cgroups_leaves_its_cpus(*, forgets: bool) -> None:
-    """Its tasks are not moved one by one; its cpuset is written all the same, and the reason is said."""
+    """A container with too many cgroups gets its cpuset and a reason, and its tasks are not moved one by one."""
     kernel = Kernel(EVERY, forgets=forgets)
     kernel.start("", "0-1")
 
@@ -298,7 +298,7 @@ def test_container_of_many_cgroups_leaves_its_cpus(*, forgets: bool) -> None:
 
 
 def test_tasks_of_removed_cgroups_are_forgotten() -> None:
-    """An agent that remembered the tasks of each container that it ever split would grow until it is killed."""
+    """Tasks of removed cgroups are dropped from memory."""
     kernel, removed = Kernel(EVERY), set[str]()
     kernel.start("4", "")
 

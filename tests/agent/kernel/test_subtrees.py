@@ -21,7 +21,7 @@ MOST = 5
 
 @pytest.fixture
 def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the cgroup of a container on CPUs 0-5; five cgroups below it are moved at once."""
+    """Return the cgroup of a container on CPUs 0-5; a move writes five cgroups below it at once."""
     monkeypatch.setattr(agent.kernel.subtrees, "MOST_CGROUPS", MOST)
     folder = make_root(tmp_path, 1) / ONE[1:]
     for above in (folder.parent.parent, folder.parent):
@@ -30,15 +30,15 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sets(folder: Path) -> Counter[str]:
-    """Return how many cgroups below one have which CPUs."""
+    """Count the cgroups below one by their CPUs."""
     return Counter(str(written(found.parent)) for found in folder.glob("*/**/cpuset.cpus"))
 
 
-def moved(subtrees: Subtrees, folder: Path, cpus: str) -> int:
+def moved(subtrees: Subtrees, folder: Path, cpus: str, before: str = "") -> int:
     """Move a cgroup, and return the number of calls."""
     for calls in range(1, 100):
         try:
-            subtrees.move(folder, CPUSet.parse(cpus))
+            subtrees.move(folder, CPUSet.parse(cpus), CPUSet.parse(before))
         except Unfinished:
             continue
         return calls
@@ -48,7 +48,7 @@ def moved(subtrees: Subtrees, folder: Path, cpus: str) -> int:
 @pytest.mark.parametrize("cpus", ["4-7", "6-7", "0-7", "1"], ids=["partly", "elsewhere", "larger", "smaller"])
 @pytest.mark.parametrize("nested", [0, 3])
 def test_a_move_continues_where_it_reached_its_bound(one: Path, nested: int, cpus: str) -> None:
-    """All cgroups have the new CPUs in the end, and the container has its old ones besides until then."""
+    """A move above the limit continues at the next call; until it ends the container keeps its old CPUs too."""
     children = 12 if not nested else 4
     for number in range(children):
         child = make_cgroup(one / f"{number:02}", 1, "0-5")
@@ -66,7 +66,7 @@ def test_a_move_continues_where_it_reached_its_bound(one: Path, nested: int, cpu
 def test_a_parent_has_the_cpus_of_its_children_at_every_moment(
     one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel refuses other writes on v1."""
+    """During a move each parent has the CPUs of its children, because the kernel refuses other writes on v1."""
     for number in range(12):
         make_cgroup(make_cgroup(one / f"{number:02}", 1, "0-5") / "below", 1, "0-5")
 
@@ -82,7 +82,7 @@ def test_a_parent_has_the_cpus_of_its_children_at_every_moment(
 
 
 def test_other_cpus_begin_the_move_again(one: Path) -> None:
-    """A child with the CPUs of the earlier move follows, and one that chose CPUs itself keeps its choice."""
+    """If the target CPUs change during a move, children already moved follow; one with its own CPUs keeps them."""
     for number in range(12):
         make_cgroup(one / f"{number:02}", 1, "0-5")
     make_cgroup(one / "99", 1, "4-5")
@@ -98,8 +98,17 @@ def test_other_cpus_begin_the_move_again(one: Path) -> None:
     assert str(written(one)) == "4-7"
 
 
+def test_children_that_follow_a_runtime_continue_too(one: Path) -> None:
+    """After a runtime's write to the container's cgroup, its children follow in several calls, none of them twice."""
+    for number in range(12):
+        make_cgroup(one / f"{number:02}", 1, "0-3")
+    make_cgroup(one / "99", 1, "1")
+    assert moved(Subtrees(), one, "0-5", "0-3") == 3
+    assert sets(one) == {"0-5": 12, "1": 1}
+
+
 def test_an_unfinished_move_is_no_foreign_write(tmp_path: Path, one: Path) -> None:
-    """The agent knows that the container has its old CPUs besides."""
+    """The old CPUs that a container keeps during an unfinished move do not count as a foreign write."""
     for number in range(12):
         make_cgroup(one / f"{number:02}", 1, "0-5")
     found = opened(tmp_path, "6.2.0")
@@ -116,7 +125,7 @@ def test_an_unfinished_move_is_no_foreign_write(tmp_path: Path, one: Path) -> No
 
 
 def test_a_move_ends_its_turn_after_some_cpu_time(one: Path) -> None:
-    """Each write takes the kernel the longer the more siblings there are; every call moves one cgroup at least."""
+    """A call ends after a limit of CPU time and moves at least one cgroup; later calls finish the move."""
     for number in range(3):
         make_cgroup(make_cgroup(one / f"{number:02}", 1, "0-5") / "below", 1, "0-5")
     assert moved(Subtrees(count(step=TURN_SECONDS + 1).__next__), one, "4-7") == 3

@@ -164,7 +164,7 @@ def test_distances_of_an_offline_node_are_remembered(tmp_path: Path) -> None:
 
 
 def test_instruction_caches_are_not_read(tmp_path: Path) -> None:
-    """Of a level with caches for data and for instructions, as Itanium's second, those for data count."""
+    """At a cache level with data and instruction caches, as Itanium's second, only the data caches count."""
     root = materialise("xeon-d-1541", tmp_path)
     before = read_topology(root)
     for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache"):
@@ -297,9 +297,13 @@ def test_cpu_with_a_missing_attribute_is_ignored(tmp_path: Path) -> None:
 @table(
     "file, text, message",
     {
-        "list": ("online", "0-", "online is no CPU list .*'0-'"),
-        "int": ("cpu0/topology/physical_package_id", "x", "physical_package_id says 'x', which is no number"),
-        "level": ("cpu0/cache/index3/level", "", "index3/level says '', which is no number"),
+        "list": ("online", "0-", "online is not a CPU list .*'0-'"),
+        "int": (
+            "cpu0/topology/physical_package_id",
+            "x",
+            "physical_package_id says 'x', which is not a number",
+        ),
+        "level": ("cpu0/cache/index3/level", "", "index3/level says '', which is not a number"),
     },
 )
 def test_wrong_files_are_named(file: str, text: str, message: str, tmp_path: Path) -> None:

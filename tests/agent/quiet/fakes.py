@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Managed, Refused, Unavailable
-from agent.quiet.interrupt_ban import FILE, InterruptBan
+from agent.kernel.procfs import NO_LOGIN
+from agent.quiet.interfaces import RecordFile
+from agent.quiet.interrupt_ban import InterruptBan
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.irqbalance import Daemon, Irqbalance, Setup
 from agent.quiet.keeper import Kept
@@ -32,14 +34,17 @@ def process(
     name: str = "irqbalance",
     cgroup: str = "/system.slice/irqbalance.service",
     *,
-    uid: int = 0,
+    uids: str = "0 0",
+    login: int | str | None = NO_LOGIN,
     state: str = "S",
 ) -> None:
-    """Create a process as /proc shows it."""
+    """Create a process as /proc shows it; `uids` are its real and its effective one, None a kernel without logins."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "stat").write_text(STAT.format(pid=pid, name=name, state=state, started=100 + pid))
-    (folder / "status").write_text(f"Name:\t{name}\nUid:\t1000\t{uid}\t0\t0\nGid:\t0\t0\t0\t0\n")
+    (folder / "status").write_text(f"Name:\t{name}\nUid:\t{uids} 0 0\nGid:\t0\t0\t0\t0\n")
+    if login is not None:
+        (folder / "loginuid").write_text(f"{login}")
     (folder / "cgroup").write_text(f"0::{cgroup}\n")
 
 
@@ -76,6 +81,8 @@ class FakeInterrupts:
     lives: dict[str, int] = field(default_factory=dict)  # identities by number
     shows_identities: bool = True
     kill_after: int | None = None  # the number of further writes that succeed
+    # Events after the next readings of the online CPUs, one for each; a round reads these after all affinities.
+    events: list[Callable[[], None]] = field(default_factory=list)
 
     def numbers(self) -> list[str]:
         """Return all numbers."""
@@ -90,6 +97,8 @@ class FakeInterrupts:
 
     def online(self) -> CPUSet:
         """Return the online CPUs."""
+        if self.events:
+            self.events.pop(0)()
         return self.up
 
     def affinity(self, number: str) -> CPUSet:
@@ -115,8 +124,10 @@ class FakeInterrupts:
         """Return whether its file is read-only."""
         return number in self.read_only
 
-    def move(self, number: str, wanted: CPUSet) -> None:
+    def move(self, number: str, wanted: CPUSet, identity: int | None = None) -> None:
         """Set its affinity."""
+        if identity is not None and self.identities().get(number, identity) != identity:
+            raise Gone(number)
         if self.kill_after is not None:
             self.kill_after -= 1
             if self.kill_after < 0:
@@ -214,5 +225,5 @@ def kept_of(
     kernel: Interrupts, daemon: Irqbalance, folder: Path, monotonic: Callable[[], float] = lambda: 0.0
 ) -> Kept:
     """Return the lookup of kept interrupts, with their ban in irqbalance."""
-    ban = InterruptBan(daemon, Restorable(folder / FILE, "boot"), monotonic)
+    ban = InterruptBan(daemon, Restorable(folder / RecordFile.BANNED_INTERRUPTS, "boot"), monotonic)
     return Kept(KeptLookup(kernel, monotonic), ban)

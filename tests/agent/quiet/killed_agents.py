@@ -14,17 +14,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
-from agent.quiet.idle_states import FILE as IDLE
 from agent.quiet.idle_states import IdleStatePart, KernelIdleStates
-from agent.quiet.interfaces import Part
+from agent.quiet.interfaces import Part, RecordFile
 from agent.quiet.interrupts import KernelInterrupts
 from agent.quiet.irqbalance import Irqbalance
 from agent.quiet.keeper import QuietKeeper
 from agent.quiet.mover import InterruptMover
-from agent.quiet.taken import FILE, TakenStore
-from agent.quiet.workqueue_mover import FILE as MASKS
+from agent.quiet.taken import TakenStore
 from agent.quiet.workqueue_mover import WorkqueueMover
 from agent.quiet.workqueues import KernelWorkqueues
 from agent.reconcile.restorable import Restorable
@@ -73,18 +70,20 @@ def keeper_of(folder: Path) -> QuietKeeper:
     interrupts = KernelInterrupts(folder / "irq", folder / "sys")
     irqbalance = Irqbalance(folder / "run", folder / "proc")
     balancer, kept = (
-        Balancer(irqbalance, saved(BAN), now),
+        Balancer(irqbalance, saved(RecordFile.BANNED_CPUS), now),
         kept_of(interrupts, irqbalance, folder / "state", now),
     )
-    workqueues = WorkqueueMover(KernelWorkqueues(folder / "wq"), TakenStore(saved(MASKS)), now)
-    bounds = IdleStatePart(KernelIdleStates(folder / "cpu"), saved(IDLE), now, 20)
+    workqueues = WorkqueueMover(
+        KernelWorkqueues(folder / "wq"), TakenStore(saved(RecordFile.WORKQUEUES)), now
+    )
+    bounds = IdleStatePart(KernelIdleStates(folder / "cpu"), saved(RecordFile.IDLE_STATES), now, 20)
     parts: dict[QuietWord, Part] = {QuietWord.WORKQUEUES: workqueues, QuietWord.IDLE_STATES: bounds}
-    mover = InterruptMover(interrupts, TakenStore(saved(FILE)), now)
+    mover = InterruptMover(interrupts, TakenStore(saved(RecordFile.INTERRUPTS)), now)
     return QuietKeeper(interrupts, mover, balancer, kept, parts)
 
 
 def run_agent(folder: Path, chance: random.Random, says: int) -> None:
-    """Follow random quiet CPUs until killed; say when a round begins and ends."""
+    """Follow random quiet CPUs until killed; report when a round begins and ends."""
     keeper = keeper_of(folder)
     while True:
         _write(says, b"(")
@@ -115,7 +114,7 @@ def killed_agent(folder: Path, chance: random.Random) -> bool:
 
 
 def wrong_state(folder: Path, quiet: CPUSet) -> list[str]:
-    """Return the flaws that a new agent leaves on quiet CPUs."""
+    """Return the settings that are not restored or not quiet after the restart of a killed agent."""
     result = keeper_of(folder).round(quiet, quiet)
     found = [] if result and not result.why_not else [f"round: {result}"]
     lists = {it: CPUSet.parse(it.read_text()) for it in folder.glob("irq/*/smp_affinity_list")}
@@ -128,7 +127,7 @@ def wrong_state(folder: Path, quiet: CPUSet) -> list[str]:
 
 
 def main(folder: Path, seed: int) -> None:
-    """Kill agents, and look after every twentieth whether the next one does right; then restore."""
+    """Kill agents, check after every twentieth kill that the next agent repairs the settings, and restore them."""
     os.write = padded
     originals = write_node(folder)
     chance, wrong, amid = random.Random(seed), list[str](), 0  # noqa: S311 - moments, no secrets

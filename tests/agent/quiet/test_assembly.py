@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.config import AgentConfig
-from agent.node_state import QUIET_PENDING, NodeState
-from agent.quiet.assembly import FILES, quieting_of
+from agent.node_state import QUIET_PENDING
+from agent.quiet.assembly import quieting_of
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.quieting import SWITCHED_OFF, Quieting
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
 from tests.agent.quiet.fakes import process
+from tests.agent.quiet.quieting.scene import quiet_of
 from tests.agent.states import ISOLATE, bound, state_of
 from tests.pods import container
 
 NOISE = {**ISOLATE, "noise-policy.corepin.io/pod": "quiet"}
 STATE = state_of(bound("web", container("main", 1), annotations=NOISE))
-
-
-def quiet_of(state: NodeState) -> str | None:
-    """Return the container's result in a state."""
-    return state.pods[0].containers[0].quiet
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def quiet_of(state: NodeState) -> str | None:
     ],
 )
 def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeConfig, reason: str) -> None:
-    """On nodes with the component for counting, an upgrade must not write to /proc/irq."""
+    """Interrupts are moved only with the option, so that an upgrade does not write to /proc/irq."""
     agent = AgentConfig("n", tmp_path, irq=tmp_path / "irq", config=config)
     node = FakeNode(tmp_path / "state")
     quieting = quieting_of(agent, node.state_dir, node.machine)
@@ -46,12 +45,12 @@ def test_interrupts_are_moved_only_with_the_option(tmp_path: Path, config: NodeC
     node.close()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", RecordFile)
 @pytest.mark.parametrize(("version", "is_done"), [(1, False), (2, False), (None, True)])
 def test_reset_without_the_component_fails_while_changes_are_left(
     tmp_path: Path, name: str, version: int | None, is_done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An earlier agent had the component; a file of another boot has nothing that is in force."""
+    """A reset without the component fails while records of this boot are left, and ignores those of another boot."""
     node = FakeNode(tmp_path / "state")
     boot = node.machine.boot_id() if version else "another"
     saved = {"version": version or 1, "bootID": boot, "originals": {"ban": "x"}}
@@ -63,7 +62,7 @@ def test_reset_without_the_component_fails_while_changes_are_left(
 
 
 def test_workqueues_alone_are_moved_where_interrupts_are_not_asked_for(tmp_path: Path) -> None:
-    """The status names what is switched off; without the mount it names that, too."""
+    """Without the option only workqueues are moved; the status names the switched-off part and a missing mount."""
     folder = tmp_path / "workqueue"
     folder.mkdir()
     (tmp_path / "irq").mkdir()
@@ -98,7 +97,7 @@ async def shown_round(quieting: Quieting) -> None:
 
 @pytest.mark.parametrize("is_managed", [True, False])
 def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_managed: bool) -> None:
-    """With `quiet.irqbalance: ignore` interrupts are moved.
+    """With `quiet.irqbalance: ignore` interrupts are moved without a request to irqbalance.
 
     Otherwise they are not moved beside an irqbalance that does not answer.
     """
@@ -120,3 +119,11 @@ def test_irqbalance_of_the_operator_is_not_asked(tmp_path: Path, is_managed: boo
     asyncio.run(shown_round(quieting))
     assert affinity.read_text().strip().startswith("0-7" if is_managed else "0,2-4,6-7")
     node.close()
+
+
+def test_agent_without_the_component_loads_none_of_its_parts() -> None:
+    """The agent's main module imports what looks for an earlier agent's records, not the parts that write them."""
+    program = "import sys, agent.main; print(*(it for it in sys.modules if it.startswith('agent.quiet.')))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    parts = {it.removeprefix("agent.quiet.") for it in done.stdout.split()}
+    assert parts == {"assembly", "interfaces", "level", "quieting"}

@@ -1,4 +1,4 @@
-"""irqbalance: its process, socket and answers, and the ban that it is sent."""
+"""irqbalance's process, socket and answers, and the ban that the agent sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Refused, Unavailable
-from agent.quiet.balancer import FILE, LOOK_SECONDS, MOST_SENDS, Balancer, BanState
+from agent.kernel.procfs import NO_LOGIN
+from agent.quiet.balancer import LOOK_SECONDS, MOST_SENDS, Balancer, BanState
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.irqbalance import MOST_BYTES, Daemon, Irqbalance, Setup
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY
@@ -66,30 +68,58 @@ def test_running_irqbalance_is_found_by_its_socket(client: Irqbalance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cgroup", "uid", "state", "is_one"),
+    ("name", "cgroup", "state", "is_one"),
     [
-        ("irqbalance", "/system.slice/irqbalance.service", 0, "S", True),
-        ("irqbalance", "/../../../system.slice/irqbalance.service", 0, "S", True),
-        ("irqbalance", "/system.slice/irqbalance.service", 0, "Z", False),
-        ("irqbalance", "/user.slice/session-1.scope", 1000, "S", False),
-        ("irqbalancer", "/system.slice/x.service", 0, "S", False),
-        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", 0, "S", False),
+        ("irqbalance", "/system.slice/irqbalance.service", "S", True),
+        ("irqbalance", "/../../../system.slice/irqbalance.service", "S", True),
+        ("irqbalance", "/system.slice/irqbalance.service", "Z", False),
+        ("irqbalancer", "/system.slice/x.service", "S", False),
+        ("irqbalance", "/kubepods.slice/kubepods-pod1.slice/cri-1.scope", "S", False),
         # From an agent in a cgroup namespace of its own, with the cgroupfs driver and with systemd's.
-        ("irqbalance", f"/../../pod{UID}/{'a' * 64}", 0, "S", False),
-        ("irqbalance", f"/../../burstable/pod{UID}/{'a' * 64}", 0, "S", False),
-        ("irqbalance", f"/../../kubepods-pod{UID.replace('-', '_')}.slice/cri-1.scope", 0, "S", False),
+        ("irqbalance", f"/../../pod{UID}/{'a' * 64}", "S", False),
+        ("irqbalance", f"/../../burstable/pod{UID}/{'a' * 64}", "S", False),
+        ("irqbalance", f"/../../kubepods-pod{UID.replace('-', '_')}.slice/cri-1.scope", "S", False),
     ],
 )
 def test_a_process_is_believed_outside_of_pods_alone(
-    tmp_path: Path, name: str, cgroup: str, uid: int, state: str, is_one: bool
+    tmp_path: Path, name: str, cgroup: str, state: str, is_one: bool
 ) -> None:
-    """A container or a user could run a process with this name, which must not stop the agent."""
-    process(tmp_path, 9, name, cgroup, uid=uid, state=state)  # its folder belongs to root, whatever its uid
+    """A process named irqbalance counts only outside of pods, because any container can use this name."""
+    process(tmp_path, 9, name, cgroup, state=state)
     (tmp_path / "self").mkdir()
     (tmp_path / "10").mkdir()
     client = Irqbalance(tmp_path / "run", tmp_path)
     assert client.without_socket() == (Daemon(9, 109) if is_one else None)
     assert Irqbalance(tmp_path, Path("/nowhere")).without_socket() is None
+
+
+@pytest.mark.parametrize(
+    ("uids", "login", "is_one"),
+    [
+        pytest.param("0 0", NO_LOGIN, True, id="a service"),
+        pytest.param("0 0", 0, True, id="started by root"),
+        pytest.param("0 0", None, True, id="a kernel without audit"),
+        pytest.param("0 0", "x", True, id="a garbled login uid"),
+        pytest.param("1000 1000", 1000, False, id="a user's program"),
+        pytest.param("1000 0", NO_LOGIN, False, id="a setuid program"),
+        pytest.param("0 0", 1000, False, id="a setuid program that waits with root's real uid, as sudo does"),
+    ],
+)
+def test_users_cannot_pretend_to_be_an_irqbalance_without_a_socket(
+    tmp_path: Path, uids: str, login: int | str | None, is_one: bool
+) -> None:
+    """An irqbalance without a socket does not count if a user may have started it."""
+    process(tmp_path, 9, uids=uids, login=login)
+    assert Irqbalance(tmp_path / "run", tmp_path).without_socket() == (Daemon(9, 109) if is_one else None)
+
+
+def test_an_administrators_irqbalance_is_found_by_its_socket(client: Irqbalance) -> None:
+    """An irqbalance that root started by sudo in a user's session is found by its socket."""
+    process(client.folder.parent / "proc", 8, login=1000)
+    socket_of(client, 8).touch()
+    daemon = Daemon(8, 108, socket_of(client, 8))
+    assert client.with_socket() == daemon
+    assert client.runs(daemon)
 
 
 @pytest.mark.parametrize(
@@ -113,24 +143,24 @@ def test_setup_answer_is_parsed(client: Irqbalance, answer: bytes, setup: Setup)
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        pytest.param(b"", "is no answer", id="another uid gets nothing"),
-        pytest.param(b"SLEEP 10 IRQ", "is no answer", id="cut"),
-        pytest.param(b"BANNED ff", "is no answer", id="without an interval"),
-        pytest.param(b"SLEEP 10 BANNED xyz", "is no answer", id="no mask"),
-        pytest.param(b"\xff\x00" * 999, "is no answer", id="rubbish"),
+        pytest.param(b"", "is not an answer", id="another uid gets nothing"),
+        pytest.param(b"SLEEP 10 IRQ", "is not an answer", id="cut"),
+        pytest.param(b"BANNED ff", "is not an answer", id="without an interval"),
+        pytest.param(b"SLEEP 10 BANNED xyz", "is not an answer", id="no mask"),
+        pytest.param(b"\xff\x00" * 999, "is not an answer", id="rubbish"),
         pytest.param(b"SLEEP 1 BANNED 1" + b",00000000" * 300, "above 8191", id="a mask of 9,600 CPUs"),
-        pytest.param(b"SLEEP 1 BANNED f,f", "no hex mask", id="a mask in short groups"),
+        pytest.param(b"SLEEP 1 BANNED f,f", "not a hex mask", id="a mask in short groups"),
         pytest.param(b"x" * (MOST_BYTES + 1), "more than 1 MiB", id="without end"),
     ],
 )
 def test_nonsense_is_no_answer(client: Irqbalance, answer: bytes, reason: str) -> None:
-    """The size of an answer is limited, and the error has the reason."""
+    """An invalid or oversized answer is refused with the reason."""
     with serving(socket_of(client), lambda _: answer), pytest.raises(Unavailable, match=reason):
         client.setup(Daemon(7, 107, socket_of(client)))
 
 
 def test_slow_answer_times_out(client: Irqbalance, tmp_path: Path) -> None:
-    """This holds for no answer and for an answer in single bytes."""
+    """A missing answer, or one in single bytes, times out."""
     times = iter(range(0, 10_000, 40))
     slow = Irqbalance(tmp_path / "run", tmp_path / "proc", 30.0, lambda: float(next(times)))
     with (
@@ -147,14 +177,14 @@ def test_slow_answer_times_out(client: Irqbalance, tmp_path: Path) -> None:
 
 
 def test_stale_socket_raises_unavailable(client: Irqbalance) -> None:
-    """Nothing listens on the socket."""
+    """A socket on which no process listens raises Unavailable."""
     socket_of(client).touch()
     with pytest.raises(Unavailable, match="refused"):
         client.ban(Daemon(7, 107, socket_of(client)), cpus("4"))
 
 
 def test_ban_is_one_list_without_spaces(client: Irqbalance) -> None:
-    """The daemon reads the first word only; NULL restores the list of its environment."""
+    """The ban is sent as one word without spaces; NULL restores the list of irqbalance's environment."""
     with serving(socket_of(client), lambda _: b"") as asked:
         client.ban(Daemon(7, 107, socket_of(client)), cpus("4-7,9"))
         client.ban(Daemon(7, 107, socket_of(client)), EMPTY)
@@ -162,7 +192,7 @@ def test_ban_is_one_list_without_spaces(client: Irqbalance) -> None:
 
 
 def test_interrupts_to_leave_alone_are_numbers_with_an_end(client: Irqbalance) -> None:
-    """Releases before 1.9.0 read on behind the end of the text, and an empty list has a word of its own."""
+    """The list of ignored interrupts ends with `x`, because irqbalance before 1.9.0 reads on; an empty one is NONE."""
     daemon = Daemon(7, 107, socket_of(client))
     with serving(socket_of(client), lambda _: b"") as asked:
         client.ban_interrupts(daemon, [30, 4])
@@ -182,7 +212,7 @@ class Beside:
 
     def start(self) -> None:
         """Start a new agent."""
-        saved = Restorable(self.folder / FILE, "boot")
+        saved = Restorable(self.folder / RecordFile.BANNED_CPUS, "boot")
         self.balancer = Balancer(self.daemon, saved, lambda: self.now, is_managed=self.is_managed)
 
     def ask(self, quiet: str, seconds: float = 10.0) -> BanState:
@@ -200,7 +230,7 @@ def beside(tmp_path: Path) -> Beside:
 
 
 def test_ban_is_united_with_the_earlier_one(beside: Beside) -> None:
-    """Afterwards only the earlier ban is in effect again."""
+    """The ban includes an earlier one of the operator, which alone is restored afterwards."""
     beside.daemon.banned = beside.daemon.pending = cpus("1")
     beside.ask("4-5")
     beside.ask("4-6")
@@ -210,18 +240,18 @@ def test_ban_is_united_with_the_earlier_one(beside: Beside) -> None:
     beside.ask("")
     assert beside.daemon.bans == ["1,4-5", "1,4-6", "1"]
     assert not beside.balancer.has_banned
-    assert not (beside.folder / FILE).exists()
+    assert not (beside.folder / RecordFile.BANNED_CPUS).exists()
 
 
 def test_without_an_earlier_ban_the_environment_is_restored(beside: Beside) -> None:
-    """The empty list restores the list of irqbalance's environment."""
+    """Without an earlier ban the list of irqbalance's environment is restored."""
     beside.ask("4")
     beside.ask("")
     assert beside.daemon.bans == ["4", ""]
 
 
 def test_existing_ban_is_not_sent(beside: Beside) -> None:
-    """A ban of the operator that has all quiet CPUs stays."""
+    """If the operator's ban already has all quiet CPUs, none is sent."""
     beside.daemon.banned = beside.daemon.pending = cpus("4-7")
     assert beside.ask("4-5") == BanState()
     beside.ask("")
@@ -245,13 +275,13 @@ def test_list_that_irqbalance_would_cut_is_not_sent(beside: Beside) -> None:
 
 
 def test_ban_is_settled_two_intervals_after_it_was_read_back(beside: Beside) -> None:
-    """Until then irqbalance's moves are no foreign writes."""
+    """A ban counts as settled two intervals after it was read back; until then irqbalance's moves are not foreign."""
     assert not beside.ask("4").is_settled
     assert [beside.ask("4").is_settled for _ in range(4)] == [False, False, True, True]
 
 
 def test_restarted_agent_continues_the_ban(beside: Beside) -> None:
-    """The ban is not taken for an earlier one, and not sent again."""
+    """A restarted agent recognizes its own ban, and does not send it again."""
     beside.ask("4")
     beside.start()
     beside.ask("4")
@@ -260,7 +290,7 @@ def test_restarted_agent_continues_the_ban(beside: Beside) -> None:
 
 
 def test_agent_killed_before_the_ban_restores_the_earlier_list(beside: Beside) -> None:
-    """The record is saved before the ban is sent."""
+    """If the agent is killed between saving and sending the ban, the earlier list is restored."""
     beside.daemon.is_deaf = True
     beside.ask("4")
     beside.start()
@@ -269,7 +299,7 @@ def test_agent_killed_before_the_ban_restores_the_earlier_list(beside: Beside) -
 
 
 def test_restarted_irqbalance_is_banned_again(beside: Beside) -> None:
-    """The ban ended with the process, and the new one's own list is restored later."""
+    """A restarted irqbalance gets the ban again, and its own list is restored later."""
     beside.ask("4")
     beside.daemon.daemon = Daemon(8, 200, Path("/run/irqbalance/irqbalance8.sock"))
     beside.daemon.banned = beside.daemon.pending = cpus("2")
@@ -279,7 +309,7 @@ def test_restarted_irqbalance_is_banned_again(beside: Beside) -> None:
 
 
 def test_ended_irqbalance_needs_no_restore(beside: Beside) -> None:
-    """No ban is needed without a process, whose name is searched for once a minute."""
+    """If irqbalance has exited, nothing is restored; its process is searched for once a minute."""
     beside.ask("4")
     beside.daemon.daemon = None
     for _ in range(7):
@@ -300,7 +330,7 @@ def test_irqbalance_without_a_socket_is_an_error_with_its_setting(beside: Beside
 def test_unavailable_irqbalance_is_asked_once_a_minute(beside: Beside) -> None:
     """Each request to an irqbalance that does not answer may take twelve seconds, so it is sent once a minute."""
     beside.daemon.silence = "no answer in time"
-    assert beside.ask("4").reason == "irqbalance runs and cannot be asked: no answer in time"
+    assert beside.ask("4").reason == "irqbalance runs and does not answer: no answer in time"
     beside.daemon.silence = ""
     assert beside.ask("4").reason
     assert beside.ask("4", LOOK_SECONDS).reason == ""
@@ -311,14 +341,16 @@ def test_ignored_ban_is_an_error(beside: Beside) -> None:
     """The ban is sent several times; the error ends when irqbalance has the ban."""
     beside.daemon.is_deaf = True
     reasons = [beside.ask("4").reason for _ in range(MOST_SENDS + 1)]
-    assert reasons == [""] * MOST_SENDS + ["irqbalance (7) does not take over the CPUs that it must not use"]
+    assert reasons == [""] * MOST_SENDS + [
+        "irqbalance (7) does not apply the list of CPUs that it must not use"
+    ]
     beside.daemon.is_deaf = False
     beside.ask("4")
     assert beside.ask("4") == BanState("", is_settled=False)
 
 
 def test_third_replaced_ban_is_a_conflict(beside: Beside) -> None:
-    """Two replaced bans are sent again; the third is an error, and the other program's list stays."""
+    """Two replaced bans are sent again; the third is a conflict, and the other program's list stays."""
     for at in range(3):
         beside.ask("4")
         beside.ask("4", 10.0)
@@ -343,7 +375,7 @@ def test_irqbalance_of_the_operator_is_not_banned(tmp_path: Path) -> None:
 
 
 def test_ban_is_not_sent_without_a_saved_record(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a record the next agent would take the ban for the operator's."""
+    """If the record cannot be saved, no ban is sent, because the next agent would take it for the operator's."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -356,15 +388,15 @@ def test_ban_is_not_sent_without_a_saved_record(beside: Beside, monkeypatch: pyt
 
 @pytest.mark.parametrize("text", ["", "[]", '["x", 1, "", []]', "[7, 107, [4], [1]]", "{"])
 def test_damaged_record_is_kept_and_no_ban_is_sent(beside: Beside, text: str) -> None:
-    """The ban in force must not be saved as the operator's."""
-    saved = Restorable(beside.folder / FILE, "boot")
+    """With a damaged record no ban is sent, and the file is kept."""
+    saved = Restorable(beside.folder / RecordFile.BANNED_CPUS, "boot")
     saved.remember({"ban": text})
-    content = (beside.folder / FILE).read_text()
+    content = (beside.folder / RecordFile.BANNED_CPUS).read_text()
     beside.start()
     assert beside.balancer.has_banned
     assert "irqbalance.json is damaged" in beside.ask("4").reason
     assert not beside.balancer.restore()
-    assert ((beside.folder / FILE).read_text(), beside.daemon.bans) == (content, [])
+    assert ((beside.folder / RecordFile.BANNED_CPUS).read_text(), beside.daemon.bans) == (content, [])
 
 
 def hide(beside: Beside) -> Daemon | None:
@@ -376,7 +408,7 @@ def hide(beside: Beside) -> Daemon | None:
 
 
 def test_ban_stays_on_record_while_its_irqbalance_runs(beside: Beside) -> None:
-    """A socket that is not visible is an error, also for a restore; the ban is lifted once it is back."""
+    """The record is kept while irqbalance runs without a visible socket; the ban is lifted once the socket is back."""
     beside.ask("4-5")
     beside.ask("4-5")
     daemon = hide(beside)
@@ -391,7 +423,7 @@ def test_ban_stays_on_record_while_its_irqbalance_runs(beside: Beside) -> None:
 
 
 def test_ban_in_a_list_that_another_program_extended_is_lifted(beside: Beside) -> None:
-    """The other program read the ban and added a CPU: its own CPU stays. It is no conflict."""
+    """A ban that another program extended by a CPU is lifted without that CPU, and is no conflict."""
     for _ in range(4):
         beside.ask("4-5", LOOK_SECONDS)
         beside.ask("4-5", LOOK_SECONDS)
@@ -403,12 +435,12 @@ def test_ban_in_a_list_that_another_program_extended_is_lifted(beside: Beside) -
 
 
 def test_lifted_ban_stays_on_record_until_read_back(beside: Beside) -> None:
-    """An ignored request is repeated, is an error in the end, and does not become the list of before."""
+    """A lifted ban stays on record until it is read back; an ignored request is repeated and then an error."""
     beside.ask("4-5")
     beside.ask("4-5")
     beside.daemon.is_deaf = True
     reasons = [beside.ask("").reason for _ in range(MOST_SENDS + 1)]
-    assert reasons[-2:] == ["", "irqbalance (7) does not take over the CPUs that it must not use"]
+    assert reasons[-2:] == ["", "irqbalance (7) does not apply the list of CPUs that it must not use"]
     assert beside.balancer.has_banned
     beside.ask("4-6")
     beside.daemon.is_deaf = False
@@ -418,7 +450,7 @@ def test_lifted_ban_stays_on_record_until_read_back(beside: Beside) -> None:
 
 
 def test_shown_ban_is_recognised_after_several_sends(beside: Beside) -> None:
-    """A list that irqbalance shows until its next interval does not become the list of before."""
+    """The agent's own ban that irqbalance still shows after several sends does not become the original."""
     beside.ask("4-5")
     beside.daemon.is_deaf = True
     for _ in range(4):
@@ -430,7 +462,7 @@ def test_shown_ban_is_recognised_after_several_sends(beside: Beside) -> None:
 
 
 def test_restore_that_irqbalance_does_not_answer_fails(beside: Beside) -> None:
-    """The record is kept for the next attempt."""
+    """A restore that irqbalance does not answer fails and keeps the record."""
     beside.ask("4")
     beside.daemon.silence = "no answer in time"
     assert not beside.balancer.restore()
@@ -438,7 +470,7 @@ def test_restore_that_irqbalance_does_not_answer_fails(beside: Beside) -> None:
 
 
 def test_found_process_runs_until_its_number_is_reused(client: Irqbalance) -> None:
-    """Number and start identify it."""
+    """A process is identified by its pid and start time."""
     assert client.runs(Daemon(7, 107))
     assert not client.runs(Daemon(7, 106))
     assert not client.runs(Daemon(8, 107))

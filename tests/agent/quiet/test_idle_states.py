@@ -1,4 +1,4 @@
-"""Bounds of the idle states of quiet CPUs, and their files in sysfs."""
+"""Latency bounds for idle states of quiet CPUs, and their files in sysfs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from agent.errors import Gone, Refused, Unavailable
 from agent.node_state import QuietPart
-from agent.quiet.idle_states import FILE, IdleStatePart, KernelIdleStates
+from agent.quiet.idle_states import IdleStatePart, KernelIdleStates
+from agent.quiet.interfaces import RecordFile
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
 from pinning.machine.interrupts import Quiet
@@ -35,7 +36,7 @@ class FakeIdleStates:
     kill_after: int | None = None
 
     def check(self) -> None:
-        """Raise an error if the test says so."""
+        """Raise the error that the test has set, if any."""
         if self.missing:
             raise Unavailable(self.missing)
 
@@ -66,7 +67,7 @@ class Node:
     """A node whose agent can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / FILE
+        self.file = folder / RecordFile.IDLE_STATES
         self.kernel = FakeIdleStates(dict(ORIGINAL))
         self.boot = "boot"
         self.now = 0.0
@@ -93,7 +94,7 @@ BOUND = {2: "20", 3: "20", 4: "20", 5: "20", 6: "n/a"}
 
 
 def test_quiet_cpus_are_bound_and_restored(node: Node) -> None:
-    """A stricter bound stays; CPUs without idle states and rounds without changes are no error."""
+    """Quiet CPUs get the bound and are restored; a stricter bound stays, and CPUs without idle states are no error."""
     assert node.round("2-7") == DONE
     assert node.kernel.bounds == BOUND
     written = node.kernel.writes, node.file.stat().st_mtime_ns
@@ -108,7 +109,7 @@ def test_quiet_cpus_are_bound_and_restored(node: Node) -> None:
 @pytest.mark.parametrize("most", [20, 5, None])
 @pytest.mark.parametrize("kill", range(5))
 def test_killed_agent_leaves_what_the_next_one_restores(node: Node, kill: int, most: int | None) -> None:
-    """Originals are on disk before the first write, also if the operator changes the bound in between."""
+    """Originals are saved before the first write, so that the next agent can restore what a killed one changed."""
     node.round("2")
     node.kernel.kill_after = kill
     try:
@@ -122,7 +123,7 @@ def test_killed_agent_leaves_what_the_next_one_restores(node: Node, kill: int, m
 
 
 def test_another_bound_of_the_operator_is_followed(node: Node) -> None:
-    """The original is the one of before the first."""
+    """A bound that the operator configures later is applied, and the restore brings back the first original."""
     node.round("2-3,5")
     node.start(5)
     assert node.round("2-3,5") == DONE
@@ -136,7 +137,7 @@ def test_another_bound_of_the_operator_is_followed(node: Node) -> None:
 
 
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
-    """Two are corrected; then that CPU is left alone. A stricter bound of another program stays, and is no conflict."""
+    """Two foreign writes are corrected; the third is a conflict, and that CPU is left alone for ten minutes."""
     node.round("2,4")
     for _ in range(2):
         node.kernel.bounds[4] = "0"
@@ -160,7 +161,7 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
 
 
 def test_stricter_bounds_that_come_and_go_are_no_conflict(node: Node) -> None:
-    """What the agent wrote once proves nothing after it was replaced."""
+    """Stricter bounds that another program sets and removes are no conflict."""
     for _ in range(5):
         assert node.round("2") == DONE
         node.kernel.bounds[2] = "1"
@@ -172,7 +173,7 @@ def test_stricter_bounds_that_come_and_go_are_no_conflict(node: Node) -> None:
 
 
 def test_refused_garbled_and_deaf_bounds_are_reported(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Others are changed, each round tries again, and a reset says what is left."""
+    """A failed write is reported and retried, other CPUs are changed, and a reset reports the failure."""
     node.kernel.refused, node.kernel.deaf = {2: "cpu2: Device or resource busy"}, {3}
     node.kernel.unreadable = {5: "cpu5: Input/output error"}
     found = node.round("2-5")
@@ -197,7 +198,7 @@ def test_refused_garbled_and_deaf_bounds_are_reported(node: Node, caplog: pytest
 def test_cpu_that_is_removed_while_it_is_bound_is_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to restore."""
+    """The record of a CPU that is removed from the machine is dropped."""
 
     def gone(cpu: int, _: str) -> None:
         raise Gone(str(cpu))
@@ -208,7 +209,7 @@ def test_cpu_that_is_removed_while_it_is_bound_is_forgotten(
 
 
 def test_folder_that_is_not_mounted_keeps_records(node: Node) -> None:
-    """Nothing is lost until it is back."""
+    """While the folder is not mounted, records are kept."""
     node.round("2")
     node.kernel.missing = "not mounted"
     for act in (lambda: node.round("2"), node.part.restore):
@@ -219,7 +220,7 @@ def test_folder_that_is_not_mounted_keeps_records(node: Node) -> None:
 
 
 def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """A reboot resets all bounds."""
+    """Records of another boot are not restored, because a reboot resets all bounds."""
     node.round("2")
     node.boot = "another"
     node.start()
@@ -238,7 +239,7 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
     ],
 )
 def test_damaged_file_is_kept_and_nothing_is_changed(node: Node, originals: dict[str, str]) -> None:
-    """No invented value may be restored."""
+    """With a damaged file no bound is changed or restored, and the file is kept."""
     text = json.dumps({"version": 1, "bootID": "boot", "originals": originals})
     node.file.write_text(text)
     node.start()
@@ -259,7 +260,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_bounds_are_read_and_written(folder: Path) -> None:
-    """A CPU without the file is Gone."""
+    """Bounds are read and written; a CPU without the file raises Gone."""
     kernel = KernelIdleStates(folder)
     kernel.check()
     assert kernel.bound(4) == "0"
@@ -272,14 +273,14 @@ def test_bounds_are_read_and_written(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "-1", "x", "20 30", "9" * 10_000, "²", "\xff"])
 def test_garbled_bounds_are_refused(folder: Path, text: str) -> None:
-    """A garbled, empty or huge file is never saved as an original."""
+    """A garbled, empty or huge file is refused, so that it is never saved as an original."""
     (folder / "cpu4/power/pm_qos_resume_latency_us").write_bytes(text.encode("utf-8"))
     with pytest.raises(Refused, match="is neither n/a nor microseconds"):
         KernelIdleStates(folder).bound(4)
 
 
 def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy names the component."""
+    """A missing or read-only folder raises Unavailable with the component as remedy."""
     with pytest.raises(Unavailable, match="install the component quiet-power"):
         KernelIdleStates(None).check()
     with pytest.raises(Unavailable, match="none: No such file"):
@@ -292,7 +293,7 @@ def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBUSY, errno.EINVAL])
 def test_errors_of_the_kernel_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """The message has file and reason."""
+    """A kernel error raises Refused with file and reason."""
 
     def fails(*_: object) -> int:
         raise OSError(number, os.strerror(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,37 @@ def test_affinity_is_written_in_the_kernels_format(kernel: KernelInterrupts, tmp
 
 
 def test_identities_are_inodes_of_descriptors(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """A number has another one after it was freed; kernels that show none have no identities."""
+    """An interrupt's identity is the inode of its descriptor, which changes when its number is reused."""
     assert kernel.identities() == {}
     descriptor = tmp_path / "sys/kernel/irq/25"
     descriptor.mkdir(parents=True)
     assert kernel.identities() == {"25": descriptor.stat().st_ino}
 
 
+@pytest.mark.parametrize(
+    ("identity", "is_written"),
+    [
+        pytest.param(0, True, id="of the same interrupt"),
+        pytest.param(1, False, id="of an earlier one"),
+        pytest.param(None, True, id="not known before"),
+    ],
+)
+def test_affinity_is_written_to_the_interrupt_that_was_read(
+    kernel: KernelInterrupts, tmp_path: Path, identity: int | None, is_written: bool
+) -> None:
+    """A write to a number that another interrupt has got since raises Gone."""
+    descriptor = tmp_path / "sys/kernel/irq/25"
+    descriptor.mkdir(parents=True)
+    known = None if identity is None else descriptor.stat().st_ino + identity
+    with nullcontext() if is_written else pytest.raises(Gone, match="Stale"):
+        kernel.move("25", cpus("0-7"), known)
+    assert (tmp_path / "irq/25/smp_affinity_list").read_text().startswith("0-7" if is_written else "0-3,8")
+    descriptor.rmdir()
+    kernel.move("25", cpus("0-7"), known)  # no identity is shown any more
+
+
 def test_interrupts_of_a_device_are_its_msi_ones(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """Their number is bounded, and a device without them has none."""
+    """The interrupts of a device are its MSI interrupts, limited in number."""
     folder = tmp_path / "sys/bus/pci/devices/0000:41:00.0/msi_irqs"
     folder.mkdir(parents=True)
     for name in ("25", "26", "x"):
@@ -71,7 +94,7 @@ def test_interrupts_of_a_device_are_its_msi_ones(kernel: KernelInterrupts, tmp_p
 
 
 def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:
-    """Reads and writes raise Gone, and it has neither a node nor a managed affinity."""
+    """Reads and writes of a freed interrupt raise Gone; it has no NUMA node and is not managed."""
     for ask in (kernel.affinity, kernel.name, lambda number: kernel.move(number, cpus("0"))):
         with pytest.raises(Gone):
             ask("99")
@@ -80,9 +103,9 @@ def test_freed_interrupt_raises_gone(kernel: KernelInterrupts) -> None:
 
 
 def test_mask_in_short_groups_is_refused(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """`f,f` would be read as CPUs 0-7 and written back as another mask."""
+    """A mask in short groups such as `f,f` is refused, because it would be misread."""
     (tmp_path / "irq/default_smp_affinity").write_text("f,f\n")
-    with pytest.raises(Refused, match="is no list of CPUs"):
+    with pytest.raises(Refused, match="is not a list of CPUs"):
         kernel.affinity(DEFAULT)
 
 
@@ -93,7 +116,7 @@ def test_garbled_files_raise_errors(kernel: KernelInterrupts, tmp_path: Path, te
         (tmp_path / file).write_text(text, encoding="latin-1")
     (tmp_path / "irq/default_smp_affinity").write_text("" if text.strip() == "99999" else text, "latin-1")
     for number in ("25", DEFAULT):
-        with pytest.raises(Refused, match=r"is no list of CPUs|is empty"):
+        with pytest.raises(Refused, match=r"is not a list of CPUs|is empty"):
             kernel.affinity(number)
     assert kernel.near("25") == EMPTY
     if text.strip():
@@ -124,7 +147,7 @@ def test_read_only_mount_raises_unavailable(
 
 
 def test_files_without_write_permission_are_managed(kernel: KernelInterrupts, tmp_path: Path) -> None:
-    """The kernel marks them so from Linux 6.12 on."""
+    """Interrupts without write permission are managed, as the kernel marks them since Linux 6.12."""
     (tmp_path / "irq/25/smp_affinity_list").chmod(0o444)
     (tmp_path / "irq/default_smp_affinity").chmod(0o444)
     assert kernel.is_managed("25")
@@ -154,7 +177,7 @@ def test_errors_of_a_write_are_translated(
     number: int,
     error: type[Exception],
 ) -> None:
-    """Only an interrupt that the kernel alone places is managed; every other refusal is an error to report."""
+    """Only the errors of a managed interrupt mark it as managed; all others are refusals."""
     Path(kernel._file(interrupt)).chmod(mode)
 
     def answer(*_: Any) -> int:
@@ -167,7 +190,7 @@ def test_errors_of_a_write_are_translated(
 
 
 def test_denied_write_says_what_denies_it(kernel: KernelInterrupts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator has to look at the node's security policy, not at the interrupt."""
+    """The error of a denied write names the node's security policy."""
 
     def deny(*_: Any) -> int:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))

@@ -9,9 +9,8 @@ import pytest
 
 from agent.errors import Unavailable
 from agent.node_state import CRASHED, QuietPart, QuietResult
-from agent.quiet import balancer, taken
 from agent.quiet.balancer import Balancer
-from agent.quiet.interfaces import Part
+from agent.quiet.interfaces import Part, RecordFile
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.keeper import QuietKeeper
 from agent.quiet.mover import InterruptMover
@@ -32,20 +31,22 @@ class Whole:
         self.order: list[str] = []
         self.now = 0.0
         self.mover = InterruptMover(
-            self.kernel, TakenStore(Restorable(folder / taken.FILE, "boot")), lambda: self.now
+            self.kernel, TakenStore(Restorable(folder / RecordFile.INTERRUPTS, "boot")), lambda: self.now
         )
-        self.tells = Balancer(self.daemon, Restorable(folder / balancer.FILE, "boot"), lambda: self.now)
+        self.tells = Balancer(
+            self.daemon, Restorable(folder / RecordFile.BANNED_CPUS, "boot"), lambda: self.now
+        )
         self.kept = kept_of(self.kernel, self.daemon, folder, lambda: self.now)
         self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, self.kept)
         self.daemon.order = self.kernel.order = self.order
 
     def with_part(self, part: object, why_still: str = "") -> None:
-        """Start another keeper, which has a part beside interrupts."""
+        """Start another keeper, which has a part besides interrupts."""
         parts = {QuietWord.WORKQUEUES: cast("Part", part)}
         self.keeper = QuietKeeper(self.kernel, self.mover, self.tells, self.kept, parts, why_still)
 
     def round(self, quiet: str, fully: str | None = None) -> QuietResult | None:
-        """Run one round, on CPUs that are fully quiet unless the test says otherwise."""
+        """Run one round; unless the test says otherwise, all CPUs are fully quiet."""
         self.now += 10.0
         result = self.keeper.round(cpus(quiet), cpus(quiet if fully is None else fully))
         self.daemon.interval()
@@ -71,7 +72,7 @@ def test_interrupts_are_moved_and_restored_in_order(whole: Whole) -> None:
 
 
 def test_too_few_other_cpus_restore_everything(whole: Whole) -> None:
-    """The reason has the CPUs that are left."""
+    """If too few other CPUs remain, all settings are restored, and the reason names the remaining CPUs."""
     whole.round("4-5")
     whole.kernel.set_online(cpus("3-6"))
     assert whole.round("3-5") == QuietResult(
@@ -102,7 +103,7 @@ def test_first_reason_of_a_round_is_reported(whole: Whole) -> None:
     whole.daemon.silence = "no answer in time"
     result = whole.round("4-6")  # irqbalance has not answered about 6 yet
     assert result
-    assert result.reason == result.irqbalance == "irqbalance runs and cannot be asked: no answer in time"
+    assert result.reason == result.irqbalance == "irqbalance runs and does not answer: no answer in time"
 
 
 class FakePart:
@@ -129,7 +130,7 @@ class FakePart:
 
 
 def test_parts_work_whatever_interrupts_came_to(whole: Whole) -> None:
-    """An error of one is the reason of that one alone; the reason of all names it."""
+    """Interrupts and other parts work independently: each error is its own reason, and the summary has all."""
     part = FakePart()
     whole.with_part(part)
     assert whole.round("4-5") == QuietResult(cpus("4-5"), parts=(QuietPart(QuietWord.WORKQUEUES),))
@@ -149,7 +150,7 @@ def test_parts_work_whatever_interrupts_came_to(whole: Whole) -> None:
 def test_crash_stays_with_its_part(
     whole: Whole, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug in one keeps neither the others from their work nor a reset from restoring them; the log has the trace."""
+    """A crash of one part does not stop rounds and resets of the others; the log has the traceback."""
     part = FakePart()
     whole.with_part(part)
     part.answer = part.is_restored = OSError(5, "Input/output error")
@@ -169,7 +170,7 @@ def test_crash_stays_with_its_part(
 
 
 def test_parts_leave_cpus_alone_that_are_quiet_for_interrupts(whole: Whole) -> None:
-    """Interrupts are kept off all of them, the other parts follow the fully quiet ones."""
+    """Interrupts are kept off all quiet CPUs, other parts off the fully quiet ones only."""
     part = FakePart()
     whole.with_part(part)
     result = whole.round("4-5", "5")
@@ -180,13 +181,13 @@ def test_parts_leave_cpus_alone_that_are_quiet_for_interrupts(whole: Whole) -> N
 
 
 def test_conflicts_of_parts_count() -> None:
-    """The condition of the node has those of interrupts and of parts."""
+    """The node's condition lists conflicts of interrupts and of other parts."""
     parts = (QuietPart(QuietWord.WORKQUEUES, "another program", ("the mask",)),)
     assert QuietResult(conflicts=("25 (eth0)",), parts=parts).all_conflicts == ("25 (eth0)", "the mask")
 
 
 def test_keeper_is_idle_and_restores_with_its_parts(whole: Whole) -> None:
-    """A part that has something to restore needs rounds, and a reset needs all of them."""
+    """The keeper is idle, and its restore complete, only if all parts are."""
     part = FakePart()
     whole.with_part(part)
     part.has_taken = True
@@ -199,7 +200,7 @@ def test_keeper_is_idle_and_restores_with_its_parts(whole: Whole) -> None:
 
 
 def test_interrupts_stay_where_only_parts_are_asked_for(whole: Whole) -> None:
-    """Those that were moved before are restored; then none is read."""
+    """If moving interrupts is switched off, earlier moves are restored, and interrupts are not read afterwards."""
     part = FakePart()
     whole.round("4-5")
     whole.with_part(part, "switched off")
@@ -217,7 +218,7 @@ def test_interrupts_stay_where_only_parts_are_asked_for(whole: Whole) -> None:
 
 
 def test_failed_restore_is_reported_where_interrupts_are_switched_off(whole: Whole) -> None:
-    """What the operator chose does not hide it."""
+    """If moving interrupts is switched off, a failed restore is still reported."""
     whole.round("4-5")
     whole.with_part(FakePart(), "switched off")
     whole.kernel.refused = {"25": "No space left on device"}
@@ -228,7 +229,7 @@ def test_failed_restore_is_reported_where_interrupts_are_switched_off(whole: Who
 
 
 def test_missing_folder_is_the_reason(whole: Whole) -> None:
-    """Nothing is changed, and the restore reports failure until the folder is back."""
+    """Without the folder nothing is changed and restores fail, with the missing folder as reason."""
     whole.round("4-5")
     whole.kernel.missing = "/host/proc/irq: No such file or directory"
     result = whole.round("4-5")
@@ -241,16 +242,16 @@ def test_missing_folder_is_the_reason(whole: Whole) -> None:
 
 
 def test_nothing_is_moved_beside_an_irqbalance_that_cannot_be_asked(whole: Whole) -> None:
-    """Otherwise irqbalance would move the interrupts back."""
+    """The agent moves no interrupt, because irqbalance would move it back."""
     whole.daemon.silence = "no answer in time"
     result = whole.round("4-5")
     assert result
-    assert result.reason == "irqbalance runs and cannot be asked: no answer in time"
+    assert result.reason == "irqbalance runs and does not answer: no answer in time"
     assert whole.kernel.writes == []
 
 
 def test_moves_of_an_unsettled_irqbalance_are_no_conflict(whole: Whole) -> None:
-    """It does not act by its ban yet."""
+    """Until irqbalance has applied the ban, its moves do not count as foreign writes."""
     whole.daemon.is_deaf = True
     for _ in range(5):
         result = whole.round("4-5")
@@ -260,7 +261,7 @@ def test_moves_of_an_unsettled_irqbalance_are_no_conflict(whole: Whole) -> None:
 
 
 def test_keeper_has_settled_after_moves_and_ban(whole: Whole) -> None:
-    """Without work it has settled two intervals of irqbalance after its list was read back."""
+    """The keeper has settled when it has no work and irqbalance's ban was read back two intervals ago."""
     settled = []
     for quiet in ("4-5", "4-5", "4-5", "4-5", ""):
         whole.round(quiet)
@@ -269,7 +270,7 @@ def test_keeper_has_settled_after_moves_and_ban(whole: Whole) -> None:
 
 
 def test_replaced_ban_is_among_the_conflicts(whole: Whole) -> None:
-    """The condition `CorepinNoiseConflict` reports it."""
+    """A replaced ban is listed in the condition `CorepinNoiseConflict`."""
     for cpu in "123":
         whole.round("4-5")
         whole.round("4-5")
@@ -283,9 +284,9 @@ def test_replaced_ban_is_among_the_conflicts(whole: Whole) -> None:
     assert result.conflicts == ("CPUs that irqbalance must not use",)
 
 
-@pytest.mark.parametrize("name", [taken.FILE, balancer.FILE])
+@pytest.mark.parametrize("name", [RecordFile.INTERRUPTS, RecordFile.BANNED_CPUS])
 def test_unusable_state_file_is_the_reason(tmp_path: Path, name: str) -> None:
-    """Nothing is moved, the restore fails, and rounds go on without quiet CPUs until the file can be read."""
+    """With an unusable file nothing is moved and restores fail, and rounds retry until the file is readable."""
     (tmp_path / name).write_text('{"version": 2, "bootID": "boot", "originals": {}}')
     whole = Whole(tmp_path)
     for quiet in ("4-5", ""):
@@ -300,7 +301,7 @@ def test_unusable_state_file_is_the_reason(tmp_path: Path, name: str) -> None:
 
 
 def test_change_during_a_round_is_retried(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The round has no result."""
+    """A CPU hotplug during a round makes the round return no result, and it is repeated."""
     online = iter([cpus("0-7"), cpus("0-6"), cpus("0-6"), cpus("0-6")])
     monkeypatch.setattr(whole.kernel, "online", lambda: next(online))
     assert whole.round("4-5") is None

@@ -10,16 +10,14 @@ import pytest
 from agent.errors import Refused
 from agent.node_state import KeptInterrupts, QuietResult
 from agent.quiet import kept as kept_module
-from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
-from agent.quiet.interfaces import MOST_NAMES
-from agent.quiet.interrupt_ban import FILE, LOOK_SECONDS, InterruptBan, Unkept
+from agent.quiet.interfaces import MOST_NAMES, RecordFile
+from agent.quiet.interrupt_ban import LOOK_SECONDS, InterruptBan, Unkept
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.irqbalance import MOST_LETTERS, Daemon, ban_text
 from agent.quiet.keeper import Kept, QuietKeeper
 from agent.quiet.kept import MOST_KEPT, Keeps, KeptLookup
 from agent.quiet.mover import ROOM_SECONDS, InterruptMover
-from agent.quiet.taken import FILE as TAKEN
 from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import CPUSet
@@ -33,7 +31,7 @@ OWNER = Owner("web", "main")
 
 
 def keep(text: str, *globs: str, devices: tuple[Device, ...] = ()) -> Keep:
-    """Return the interrupts that stay on CPUs of the container."""
+    """Return the container's request to keep interrupts on its CPUs."""
     return Keep(OWNER, cpus(text), globs, devices)
 
 
@@ -61,11 +59,11 @@ class Scene:
         def clock() -> float:
             return self.now
 
-        self.ban = InterruptBan(self.daemon, self.saved(FILE), clock)
+        self.ban = InterruptBan(self.daemon, self.saved(RecordFile.BANNED_INTERRUPTS), clock)
         self.keeper = QuietKeeper(
             self.kernel,
-            InterruptMover(self.kernel, TakenStore(self.saved(TAKEN)), clock),
-            Balancer(self.daemon, self.saved(BAN), clock),
+            InterruptMover(self.kernel, TakenStore(self.saved(RecordFile.INTERRUPTS)), clock),
+            Balancer(self.daemon, self.saved(RecordFile.BANNED_CPUS), clock),
             Kept(KeptLookup(self.kernel, clock), self.ban),
         )
 
@@ -120,7 +118,7 @@ def test_interrupts_of_devices_fire_on_the_cpus_of_their_container(scene: Scene)
 
 
 def test_a_policy_that_is_added_later_brings_interrupts_back(scene: Scene) -> None:
-    """Their originals are known."""
+    """A policy that is added later moves interrupts back to their original CPUs."""
     scene.round("4-5")
     assert scene.shown()["25"] == "0-3,6-7"
     scene.round("4-5", keep("4-5", "eth1-rx-0"))
@@ -130,7 +128,7 @@ def test_a_policy_that_is_added_later_brings_interrupts_back(scene: Scene) -> No
 
 
 def test_irqbalance_is_asked_first_and_afterwards_forgets(scene: Scene) -> None:
-    """It leaves kept interrupts alone before it must not use their CPUs; the operator's own list stays."""
+    """Irqbalance is sent kept interrupts before its ban, and without them when they end; the operator's list stays."""
     scene.daemon.alone = frozenset({9})
     scene.round("4-5", keep("4-5", "eth1-rx-*"))
     assert scene.daemon.order[:2] == ["leave", "ban"]
@@ -144,14 +142,14 @@ def test_irqbalance_is_asked_first_and_afterwards_forgets(scene: Scene) -> None:
 
 
 def test_irqbalance_goes_on_with_interrupts_that_a_glob_matches_elsewhere(scene: Scene) -> None:
-    """A user's glob may match all of the node: one that cannot fire on the container's CPUs has none to keep."""
+    """Irqbalance keeps balancing interrupts that a glob matches but that cannot fire on the container's CPUs."""
     result = scene.round("4-5", keep("4-5", "*"))
     assert scene.daemon.lists == ["24 25 26"]
     assert result.kept[OWNER].numbers == {"24", "25", "26"}
 
 
 def test_containers_take_turns_in_irqbalances_list_and_devices_come_first(scene: Scene) -> None:
-    """Irqbalance's list has no room for all interrupts, and the globs of one container must not take the room of another one."""
+    """Interrupts of devices come first in irqbalance's limited list, then those of globs, by turns of containers."""
     for number in range(1000, 1300):
         scene.kernel.affinities[str(number)], scene.kernel.names[str(number)] = cpus("4-7"), "disk"
     scene.kernel.devices[NIC.address] = tuple(map(str, range(1250, 1260)))
@@ -170,7 +168,7 @@ def test_containers_take_turns_in_irqbalances_list_and_devices_come_first(scene:
 
 
 def test_names_and_devices_are_read_once_per_change(scene: Scene) -> None:
-    """A new interrupt counts as one, and so does a minute: drivers name their interrupts late."""
+    """Names and devices are read again after a change of the interrupts, and once a minute."""
     held = keep("4-5", "eth2", devices=(NIC,))
     for _ in range(3):
         result = scene.round("4-5", held)
@@ -187,7 +185,7 @@ def test_names_and_devices_are_read_once_per_change(scene: Scene) -> None:
 
 
 def test_a_managed_interrupt_that_stays_is_not_reported(scene: Scene) -> None:
-    """Its CPUs are those that the kernel chose; one that cannot be moved home says nothing."""
+    """A managed interrupt that stays is not reported, because only the kernel chooses its CPUs."""
     scene.kernel.read_only = {"24", "25"}
     result = scene.round("4-5", keep("4-5", "nvme0", devices=(NIC,)))
     assert result.managed == ()
@@ -199,7 +197,7 @@ def test_a_managed_interrupt_that_stays_is_not_reported(scene: Scene) -> None:
 def test_an_interrupt_that_is_freed_meanwhile_is_left_out(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever disappears while it is read is no error."""
+    """An interrupt that disappears during the reading is skipped without an error."""
     del scene.kernel.affinities["27"]
     assert scene.round("4-5", keep("4-5", devices=(NIC,))).kept[OWNER].names == ("25 (eth1-rx-0)",)
 
@@ -213,7 +211,7 @@ def test_an_interrupt_that_is_freed_meanwhile_is_left_out(
 
 
 def test_names_are_compared_once_for_many_rounds(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A glob without interrupts is compared with all of the node, which 110 pods could make a matter of seconds."""
+    """Names are compared with globs once for many rounds, because 110 pods would take seconds."""
     keeps, asked = frozenset({keep("4-5", "none*")}), list[Keep]()
 
     def noted(it: Keep, *_: object) -> str:
@@ -238,7 +236,7 @@ def test_a_container_that_names_all_interrupts_reports_some(scene: Scene) -> Non
 
 
 def test_interrupts_without_room_at_home_leave_the_quiet_cpus_of_others(scene: Scene) -> None:
-    """A CPU has vectors for some 200 interrupts, and a device may have more; the other container is quiet all the same."""
+    """Interrupts without free vectors on the container's CPUs leave quiet CPUs of others, and are in a note."""
     numbers = [str(number) for number in range(100, 108)]
     for number in numbers:
         scene.kernel.affinities[number], scene.kernel.names[number] = cpus("0-7"), "nic"
@@ -265,7 +263,7 @@ def test_interrupts_without_room_at_home_leave_the_quiet_cpus_of_others(scene: S
 
 
 def test_a_restarted_agent_tries_a_refused_home_once(scene: Scene) -> None:
-    """A refusal is not saved: a restart is how an operator asks again, and without room it costs a write and changes nothing."""
+    """After a restart the agent tries a refused move once, because refusals are not saved."""
     for number in ("25", "27"):
         scene.kernel.affinities[number] = cpus("0-7")
     del scene.kernel.affinities["26"]
@@ -290,7 +288,7 @@ def test_a_restarted_agent_tries_a_refused_home_once(scene: Scene) -> None:
 
 
 def test_moving_a_device_away_from_home_is_foreign(scene: Scene) -> None:
-    """Moving such an interrupt away is a foreign write: it is corrected twice, as any other."""
+    """A foreign move of a device's interrupt off its container's CPUs is corrected twice."""
     held = keep("4-5", devices=(NIC,))
     result = scene.round("4-5", held)
     for _ in range(4):  # irqbalance acts by its list
@@ -303,13 +301,13 @@ def test_moving_a_device_away_from_home_is_foreign(scene: Scene) -> None:
 
 
 def test_nothing_stays_where_nothing_is_moved(scene: Scene) -> None:
-    """With too few other CPUs interrupts have their originals, and irqbalance its list."""
+    """If too few other CPUs remain, kept interrupts get their originals, and irqbalance its list."""
     result = scene.round("1-7", keep("4-5", "eth1*"))
     assert (scene.shown(), scene.daemon.lists, result.kept) == (ORIGINALS, [], {})
 
 
 def test_reset_takes_kept_interrupts_from_irqbalances_list(scene: Scene) -> None:
-    """The reset needs only the record of the killed agent."""
+    """A reset removes a killed agent's kept interrupts from irqbalance's list by the record alone."""
     scene.round("4-5", keep("4-5", devices=(NIC,)))
     scene.start()
     assert scene.keeper.restore()
@@ -332,11 +330,11 @@ class Beside:
 
     def start(self) -> None:
         """Start a new agent."""
-        saved = Restorable(self.folder / FILE, "boot")
+        saved = Restorable(self.folder / RecordFile.BANNED_INTERRUPTS, "boot")
         self.ban = InterruptBan(self.daemon, saved, lambda: self.now, is_managed=self.is_managed)
 
     def leave(self, *numbers: str, seconds: float = LOOK_SECONDS) -> str:
-        """Ask, a minute after the last request; return why irqbalance may move some."""
+        """Send the list, a minute after the last request; return why irqbalance may move interrupts."""
         self.now += seconds
         self.unkept = self.ban.leave(numbers)
         return self.unkept.reason
@@ -349,7 +347,7 @@ def beside(tmp_path: Path) -> Beside:
 
 
 def test_a_list_that_irqbalance_has_is_asked_for_once_a_minute(beside: Beside) -> None:
-    """A list with other interrupts is sent at once."""
+    """An unchanged list is verified once a minute; a changed one is sent at once."""
     assert [beside.leave("25"), beside.leave("25", seconds=1.0), beside.leave("25")] == ["", "", ""]
     beside.daemon.alone = frozenset()
     assert beside.leave("25", seconds=1.0) == ""
@@ -359,14 +357,14 @@ def test_a_list_that_irqbalance_has_is_asked_for_once_a_minute(beside: Beside) -
 
 
 def test_a_list_of_the_operator_needs_nothing(beside: Beside) -> None:
-    """Interrupts that the operator had listed before stay in the list."""
+    """If the operator's list has the interrupts already, nothing is sent."""
     beside.daemon.alone = frozenset({25})
     assert (beside.leave("25"), beside.ban.has_added) == ("", False)
     assert (beside.leave(), beside.daemon.lists) == ("", [])
 
 
 def test_a_killed_agent_leaves_a_record(beside: Beside) -> None:
-    """The next one knows which numbers are not the operator's, whether or not they were sent."""
+    """A killed agent's record lets the next one distinguish its interrupts from the operator's."""
     beside.daemon.alone = frozenset({9})
     beside.daemon.is_deaf = True
     assert "it ignores the list" in beside.leave("25")
@@ -379,7 +377,7 @@ def test_a_killed_agent_leaves_a_record(beside: Beside) -> None:
 
 
 def test_another_irqbalance_has_another_list(beside: Beside) -> None:
-    """The list ends with its process."""
+    """A restarted irqbalance has its own list, so the record of the earlier one is dropped."""
     beside.leave("25")
     beside.daemon.daemon = Daemon(8, 200, Path("/run/irqbalance/irqbalance8.sock"))
     beside.daemon.alone = frozenset()
@@ -389,7 +387,7 @@ def test_another_irqbalance_has_another_list(beside: Beside) -> None:
 
 
 def test_a_running_irqbalance_without_its_socket_keeps_its_record(beside: Beside) -> None:
-    """Its list is in force."""
+    """While irqbalance runs without a visible socket the record is kept, because its list is in effect."""
     beside.leave("25")
     beside.daemon.hidden, beside.daemon.daemon = beside.daemon.daemon, None
     assert (
@@ -409,7 +407,7 @@ def test_a_program_that_replaces_the_list_is_a_conflict(beside: Beside) -> None:
 
 
 def test_the_list_ends_before_irqbalance_would_cut_it(beside: Beside) -> None:
-    """Releases before 1.9.5 act on the first 499 bytes, whatever the last number was."""
+    """The list is limited to 499 bytes, because irqbalance before 1.9.5 truncates longer ones."""
     numbers = [str(number) for number in range(1000, 1200)]
     reason = beside.leave(*numbers)
     (sent,) = beside.daemon.lists
@@ -421,7 +419,7 @@ def test_the_list_ends_before_irqbalance_would_cut_it(beside: Beside) -> None:
 
 
 def test_irqbalance_of_the_operator_is_left_alone(tmp_path: Path) -> None:
-    """With `ignore` its own configuration has the list."""
+    """With `irqbalance: ignore` nothing is sent, because the operator's configuration has the list."""
     beside = Beside(tmp_path, is_managed=False)
     assert (beside.leave("25"), beside.daemon.lists) == ("", [])
 
@@ -434,19 +432,19 @@ def test_the_reason_of_an_irqbalance_that_does_not_answer_is_reported(beside: Be
 
 @pytest.mark.parametrize("text", ["x", "[7]", '[7, 107, ["x"]]'])
 def test_a_damaged_record_is_kept(beside: Beside, text: str) -> None:
-    """No list is sent, and a restore fails."""
+    """With a damaged record no list is sent and a restore fails, and the file is kept."""
     beside.leave("25")
-    file = beside.folder / FILE
+    file = beside.folder / RecordFile.BANNED_INTERRUPTS
     file.write_text(file.read_text().replace('"[7, 107, [25]]"', f'"{text}"'.replace('["x"]', '[\\"x\\"]')))
     beside.start()
-    assert FILE in beside.leave("25", "26")
+    assert RecordFile.BANNED_INTERRUPTS in beside.leave("25", "26")
     assert not beside.ban.restore()
     assert beside.daemon.lists == ["25"]
 
 
 @pytest.mark.parametrize("many", [frozenset[Keep], lambda: frozenset({keep("4-5", "eth1*")})])
 def test_an_agent_without_policies_reads_nothing(scene: Scene, many: Callable[[], Keeps]) -> None:
-    """The names of interrupts are read for globs alone."""
+    """Without `irq-policy` no names of interrupts are read."""
     lookup = KeptLookup(scene.kernel, lambda: 0.0)
     keeps = many()
     assert bool(lookup.follow(keeps)) is bool(keeps)

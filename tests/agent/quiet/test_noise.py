@@ -29,6 +29,17 @@ def test_counts_during_the_watch_are_returned(tmp_path: Path) -> None:
     assert result == "watched"
 
 
+def test_interrupt_freed_during_the_watch_is_reported(tmp_path: Path) -> None:
+    """The growth of an interrupt that its driver freed is not known."""
+    interrupts = tmp_path / "interrupts"
+    interrupts.write_text("CPU0 CPU1\n25: 9 10 eth0\n26: 0 0 eth1\n")
+    noise, _ = measure(
+        interrupts, tmp_path, ONE, {}, lambda: interrupts.write_text("CPU0 CPU1\n26: 0 0 eth1\n")
+    )
+
+    assert (noise.interrupts, noise.freed) == ((), (Row("25", "eth0", 10),))
+
+
 def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> None:
     """The reason names the file, and it does not count as quiet."""
     masked, garbled = tmp_path / "masked", tmp_path / "garbled"
@@ -38,7 +49,7 @@ def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> 
     reasons = [str(measure(file, tmp_path, ONE, {}, lambda: None)[0].interrupts) for file in files]
 
     assert "is empty, because the container runtime masks it" in reasons[0]
-    assert "garbled: no head with the CPUs" in reasons[1]
+    assert "garbled: no header with the CPUs" in reasons[1]
     assert "none: No such file" in reasons[2]
     assert "Is a directory" in reasons[3]
 
@@ -81,7 +92,7 @@ def test_interrupt_that_cannot_be_written_is_managed(tmp_path: Path) -> None:
 def test_settings_of_periodic_work_are_read(
     tmp_path: Path, settings: dict[str, str], periodic: Periodic
 ) -> None:
-    """What cannot be read is not known."""
+    """A setting that cannot be read is None."""
     for name, text in settings.items():
         file = tmp_path / "sys" / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -66,6 +66,14 @@ def test_entered_process_is_recognized_by_its_ancestors(
     assert [it.name for it in owner.entered.values()] == ["curl"] * entered
 
 
+@pytest.mark.parametrize("end", ["\r", "\v", "\x1c", "\x85", "\u2028"])
+def test_process_that_entered_is_not_hidden_by_its_name(proc: Proc, end: str) -> None:
+    """A process that entered a container is found whatever its name, in which only newlines are escaped."""
+    proc.process(200, f"a{end}NSpid:\t1", 50, pids="\t9")
+
+    assert find_owners(proc.root, {"ns/a/c": 100}, CPUS)["ns/a/c"].entered
+
+
 def test_orphan_adopted_by_the_sandbox_did_not_enter(proc: Proc) -> None:
     """In a shared PID namespace the sandbox adopts orphans."""
     proc.process(90, "pause", 50, cgroup="/kubepods/pod1/sandbox", pids="\t1")

@@ -88,13 +88,26 @@ def test_noise_is_counted_on_cpus_and_idle_siblings(node: Node) -> None:
 
 
 def test_interrupts_that_stay_do_not_disturb_their_container(node: Node) -> None:
-    """On its idle siblings, and on the CPUs of others, they count."""
+    """Interrupts on its idle siblings, and on CPUs of other containers, count."""
     kept = WEB._replace(kept=frozenset({"25", "26"}))
     before = node.sample(kept, DB)
     node.interrupts = [90, 3, 5, 4]
     noise = compare(before, node.sample(kept, DB, before=before))
 
     assert (noise[WEB.owner].interrupts, noise[DB.owner].interrupts) == (4, 5)
+
+
+def test_freed_interrupt_concerns_the_containers_that_it_reached(node: Node) -> None:
+    """Counts of containers on whose CPUs it never fired stay known."""
+    node.interrupts = [90, 3, 0, 0]
+    before = node.sample()
+    file = node.proc / "interrupts"
+    file.write_text("CPU0 CPU1 CPU2 CPU3\n26: 0 0 7 0 eth1\n")
+    after = take_sample(Places(node.proc, file, node.listed), (WEB, DB), before, lambda: 20.0)
+    noise = compare(before, after)
+
+    assert (noise[WEB.owner].interrupts, noise[DB.owner].interrupts) == (None, 7)
+    assert noise[WEB.owner].unknown == ("interrupt 25 was freed in between",)
 
 
 def test_slices_of_others_are_never_below_zero(node: Node) -> None:
@@ -143,13 +156,13 @@ def test_counts_of_cpus_are_known_without_a_cgroup(node: Node) -> None:
 
 
 def test_slices_are_unknown_if_a_thread_was_not_read(node: Node) -> None:
-    """Slices of a thread that ended would count as those of others."""
+    """If a thread ended, foreign timeslices are unknown, because its own would count as foreign."""
     node.tasks["/pod1/web"] = [100, 101]
     before = node.sample(WEB)
     noise = compare(before, node.sample(WEB, before=before))[WEB.owner]
 
     assert (noise.wait_seconds, noise.other_slices) == (0.0, None)
-    assert noise.unknown == ("how often its threads ran is not known of all",)
+    assert noise.unknown == ("the run counts of some of its threads are not known",)
 
 
 def test_threads_on_other_cpus_have_no_wait(node: Node) -> None:

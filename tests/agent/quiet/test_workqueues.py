@@ -1,4 +1,4 @@
-"""Unbound workqueues off quiet CPUs and back, and their masks in sysfs."""
+"""Moves of unbound workqueues off quiet CPUs and back, and their masks in sysfs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from agent.errors import Gone, Refused, Unavailable
 from agent.node_state import QuietPart
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.taken import TakenStore
-from agent.quiet.workqueue_mover import ALL_LABEL, FILE, WorkqueueMover
+from agent.quiet.workqueue_mover import ALL_LABEL, WorkqueueMover
 from agent.quiet.workqueues import ALL, AbsentWorkqueues, KernelWorkqueues
 from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
@@ -71,7 +72,7 @@ class Node:
     """A node whose agent can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / FILE
+        self.file = folder / RecordFile.WORKQUEUES
         self.kernel = FakeWorkqueues({ALL: MACHINE, "writeback": MACHINE, "scsi": cpus("4")})
         self.boot = "boot"
         self.now = 0.0
@@ -104,7 +105,7 @@ MOVED = {ALL: "0-3,6-7", "writeback": "0-3,6-7", "scsi": "0-3,6-7"}
 
 
 def test_workqueues_leave_quiet_cpus_and_are_restored(node: Node) -> None:
-    """The bound of all is narrowed first and widened last; a round without changes writes nothing."""
+    """The mask of all workqueues is narrowed first and widened last; a round without changes writes nothing."""
     assert node.round("4-5") == DONE
     assert (node.shown(), node.kernel.writes[0]) == (MOVED, (ALL, "0-3,6-7"))
     written = list(node.kernel.writes), node.file.stat().st_mtime_ns
@@ -119,7 +120,7 @@ def test_workqueues_leave_quiet_cpus_and_are_restored(node: Node) -> None:
 
 
 def test_quiet_pods_that_come_and_go_are_no_conflict(node: Node) -> None:
-    """A mask that was restored counts as written by no other program when CPUs are quiet again."""
+    """Restored masks do not count as foreign writes when CPUs become quiet again."""
     for _ in range(5):
         assert node.round("4-5") == DONE
         assert node.shown() == MOVED
@@ -128,7 +129,7 @@ def test_quiet_pods_that_come_and_go_are_no_conflict(node: Node) -> None:
 
 
 def test_thousands_of_workqueues_cost_a_few_saves(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the writes of the file nor the length of a reason grow with the number of masks."""
+    """For thousands of workqueues neither the number of file writes nor the length of reasons grows."""
     names = [f"wq{number}" for number in range(5000)]
     node.kernel.masks |= dict.fromkeys(names, MACHINE)
     node.round("4-5")
@@ -151,7 +152,7 @@ def test_thousands_of_workqueues_cost_a_few_saves(node: Node, monkeypatch: pytes
 
 @pytest.mark.parametrize("kill", range(5))
 def test_killed_agent_leaves_what_the_next_one_restores(node: Node, kill: int) -> None:
-    """Originals are on disk before the first write, whatever the next agent is asked for."""
+    """Originals are saved before the first write, so that the next agent can restore what a killed one changed."""
     node.kernel.kill_after = kill
     try:
         node.round("4-5")
@@ -166,7 +167,7 @@ def test_killed_agent_leaves_what_the_next_one_restores(node: Node, kill: int) -
 
 
 def test_reset_restores_and_says_what_it_cannot(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """A mask that the kernel refuses keeps its record; one that another program wrote stays."""
+    """A reset restores masks, keeps the record of a refused one, and leaves masks that another program wrote."""
     node.round("4-5")
     node.start()
     node.kernel.refused = {"writeback": "Device or resource busy"}
@@ -180,7 +181,7 @@ def test_reset_restores_and_says_what_it_cannot(node: Node, caplog: pytest.LogCa
 
 
 def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """A reboot resets all masks."""
+    """Records of another boot are not restored, because a reboot resets all masks."""
     node.round("4-5")
     node.boot = "another"
     node.start()
@@ -188,7 +189,7 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
 
 
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
-    """Two are corrected; then the mask is left alone, and others are still moved."""
+    """Two foreign writes are corrected; the third is a conflict, and that mask is left alone for ten minutes."""
     node.round("4-5")
     for _ in range(2):
         node.kernel.masks[ALL] = MACHINE
@@ -207,7 +208,7 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
 
 
 def test_moves_elsewhere_and_workqueues_made_anew_are_no_conflict(node: Node) -> None:
-    """A mask without quiet CPUs stays as another program wrote it; a module that is loaded again gets all CPUs."""
+    """Foreign masks without quiet CPUs and masks of reloaded modules are no conflict."""
     node.round("4-5")
     for life in range(1, 5):
         node.kernel.masks["writeback"] = cpus("1")
@@ -221,7 +222,7 @@ def test_moves_elsewhere_and_workqueues_made_anew_are_no_conflict(node: Node) ->
 
 
 def test_isolated_partition_is_not_undone(node: Node) -> None:
-    """A write of the mask wins over the isolation of cgroups, so that none is made that has its CPUs."""
+    """The mask of all workqueues is not narrowed for CPUs of an isolated cgroup partition, which a write would undo."""
     node.kernel.isolation = cpus("4-5")
     assert node.round("4-5") == DONE
     assert node.shown() == {**MOVED, ALL: "0-7"}
@@ -239,7 +240,7 @@ def test_isolated_partition_is_not_undone(node: Node) -> None:
 
 @pytest.mark.parametrize("online", ["0-7", "4-7"])
 def test_refused_and_deaf_writes_are_reported(node: Node, online: str) -> None:
-    """Others are moved, and each round tries again."""
+    """Refused and ineffective writes are reported and retried, and other masks are changed."""
     node.kernel.refused = {"writeback": "writeback/cpumask: Input/output error"}
     node.kernel.deaf = {"scsi"}
     found = node.round("4-5", cpus(online))
@@ -256,7 +257,7 @@ def test_refused_and_deaf_writes_are_reported(node: Node, online: str) -> None:
 
 
 def test_unreadable_masks_and_folders(node: Node) -> None:
-    """A mask that cannot be read is reported, one that ended is not, and a missing folder is the reason."""
+    """An unreadable mask or a missing folder is reported; a mask that no longer exists is not."""
     node.kernel.unreadable = {"scsi": Refused("scsi/cpumask: Input/output error"), "writeback": Gone("ended")}
     found = node.round("4-5")
     assert found
@@ -271,7 +272,7 @@ def test_unreadable_masks_and_folders(node: Node) -> None:
 def test_workqueue_that_ends_while_it_is_moved_is_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is nothing to restore."""
+    """A workqueue that is removed during its move is dropped from the records."""
     move = node.kernel.move
 
     def ends(name: str, wanted: CPUSet) -> None:
@@ -285,16 +286,16 @@ def test_workqueue_that_ends_while_it_is_moved_is_forgotten(
 
 
 def test_without_another_cpu_nothing_is_moved(node: Node) -> None:
-    """Workqueues need one online CPU."""
+    """Without another online CPU nothing is moved, because workqueues need one."""
     node.round("4-5")
     found = node.round("4-5", cpus("4-5"))
     assert found
-    assert found.reason == "no online CPU is left beside CPUs 4-5"
+    assert found.reason == "no online CPU is left outside CPUs 4-5"
     assert node.shown() == ORIGINAL
 
 
 def test_workqueues_that_are_not_wanted_are_not_read(node: Node) -> None:
-    """Without the option no file is touched."""
+    """Without the option no file of workqueues is read."""
     node.kernel.missing = "not mounted"
     node.start(is_wanted=False)
     assert node.round("4-5") is None
@@ -320,7 +321,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_masks_are_read_and_written_in_the_kernels_format(folder: Path) -> None:
-    """What was requested is read where the kernel shows that, because isolation changes the mask itself."""
+    """Masks are read and written in the kernel's format; the requested mask is read where the kernel shows it."""
     kernel = KernelWorkqueues(folder)
     assert set(kernel.identities()) == {ALL, "writeback"}
     assert (kernel.mask(ALL), kernel.mask("writeback"), kernel.isolated()) == (cpus("8-35"), MACHINE, EMPTY)
@@ -335,25 +336,25 @@ def test_masks_are_read_and_written_in_the_kernels_format(folder: Path) -> None:
 
 
 def test_isolation_that_is_not_known_is_refused(folder: Path) -> None:
-    """A write could end it."""
+    """An unreadable isolation is refused, because a write could end it."""
     (folder / "cpumask_isolated").write_text("x")
-    with pytest.raises(Refused, match="is no mask of CPUs"):
+    with pytest.raises(Refused, match="is not a mask of CPUs"):
         KernelWorkqueues(folder).isolated()
 
 
 @pytest.mark.parametrize("text", ["", "\n", "00", "x", "f,f", "0-3", "f" * 10_000, "\xff\x00"])
 def test_garbled_masks_raise_refused(folder: Path, text: str) -> None:
-    """A garbled, empty or huge file never gives CPUs."""
+    """A garbled, empty or huge mask raises Refused."""
     for name in ("cpumask", "writeback/cpumask"):
         (folder / name).write_text(text, "latin-1")
     kernel = KernelWorkqueues(folder)
     for name in (ALL, "writeback"):
-        with pytest.raises(Refused, match=r"is no mask of CPUs|has no CPU"):
+        with pytest.raises(Refused, match=r"is not a mask of CPUs|has no CPU"):
             kernel.mask(name)
 
 
 def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the folder; a workqueue that ended is Gone."""
+    """A missing or read-only folder raises Unavailable with its name; a removed workqueue raises Gone."""
     kernel = KernelWorkqueues(folder)
     for act in (lambda: kernel.mask("none"), lambda: kernel.move("none", MACHINE)):
         with pytest.raises(Gone):
@@ -369,7 +370,7 @@ def test_missing_and_read_only_folders_are_unavailable(folder: Path, monkeypatch
 def test_workqueue_that_ends_while_its_file_is_open_is_gone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel then answers ENODEV."""
+    """A workqueue that is removed while its file is open raises Gone."""
 
     def fails(*_: object) -> bytes:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
@@ -381,7 +382,7 @@ def test_workqueue_that_ends_while_its_file_is_open_is_gone(
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EBUSY, errno.EINVAL])
 def test_errors_of_the_kernel_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """The message has file and reason."""
+    """A kernel error raises Refused with file and reason."""
 
     def fails(*_: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -392,7 +393,7 @@ def test_errors_of_the_kernel_are_refused(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_masks_that_are_not_mounted_are_unavailable() -> None:
-    """The remedy is an update of the component; nothing can be read or written."""
+    """Masks that are not mounted raise Unavailable with an update of the component as remedy."""
     absent = AbsentWorkqueues()
     with pytest.raises(Unavailable, match="update the component quiet"):
         absent.identities()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import InterruptMover, Moved
-from agent.quiet.taken import FILE, TakenStore
+from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
 from pinning.machine.interrupts import Quiet, Stay
 from tests.agent.quiet.fakes import FakeInterrupts, cpus
@@ -32,7 +33,9 @@ class Node:
         """Start a new agent."""
         self.kernel.kill_after = None
         self.mover = InterruptMover(
-            self.kernel, TakenStore(Restorable(self.folder / FILE, self.boot)), lambda: self.now
+            self.kernel,
+            TakenStore(Restorable(self.folder / RecordFile.INTERRUPTS, self.boot)),
+            lambda: self.now,
         )
 
     def round(self, quiet: str = "", **facts: bool) -> Moved:

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from agent.errors import Gone, Refused, Unavailable
-from agent.quiet.interfaces import MOST_NAMES
+from agent.quiet.interfaces import MOST_NAMES, RecordFile
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import Moved
-from agent.quiet.taken import FILE
 from pinning.machine.cpuset import CPUSet
 from tests.agent.quiet.fakes import Killed, cpus
-from tests.agent.quiet.mover_node import Node
+from tests.agent.quiet.mover.scene import Node
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.mark.parametrize("fixed", ["managed", "read_only"])
 def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> None:
-    """The kernel's error, after which no write is tried again, or the file mode shows them."""
+    """An interrupt is managed by the kernel's error or its file mode; it is reported, and no write is retried."""
     getattr(node.kernel, fixed).add("26")
     for _ in range(3):
         assert node.round("4-5").managed == ("26 (eth0-rx-1)",)
@@ -37,7 +36,7 @@ def test_managed_interrupts_are_reported_and_skipped(node: Node, fixed: str) -> 
 
 @pytest.mark.parametrize("fixed", ["managed", "read_only"])
 def test_managed_interrupt_that_has_no_action_is_not_reported(node: Node, fixed: str) -> None:
-    """No driver uses it, so it does not fire; most machines have the timer 0 and the cascade 2 as such."""
+    """A managed interrupt without a driver is not reported, because it does not fire."""
     getattr(node.kernel, fixed).add("26")
     node.kernel.names["26"] = ""
     for _ in range(3):
@@ -46,7 +45,7 @@ def test_managed_interrupt_that_has_no_action_is_not_reported(node: Node, fixed:
 
 
 def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -> None:
-    """The refusal of the kernel was about the interrupt of the earlier driver alone."""
+    """An interrupt with the number of an earlier managed one is moved, because the refusal concerned that one only."""
     node.kernel.managed.add("26")
     node.round("4-5")
     node.kernel.managed.clear()
@@ -56,7 +55,7 @@ def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -
 
 
 def test_refused_default_affinity_is_never_managed(node: Node) -> None:
-    """The default affinity is no interrupt, so a refused write is reported as a failure."""
+    """A refused write of the default affinity is a failure and not a managed interrupt."""
     node.kernel.managed.add(DEFAULT)
     moved = node.round("4-5")
     assert (moved.managed, moved.failed) == ((), ("default: EIO",))
@@ -64,7 +63,7 @@ def test_refused_default_affinity_is_never_managed(node: Node) -> None:
 
 @pytest.mark.parametrize("number", ["25", DEFAULT])
 def test_restore_that_is_refused_as_managed_keeps_its_record(node: Node, number: str) -> None:
-    """The interrupt was moved before, so the kernel alone does not place it, and its original must not be lost."""
+    """If a restore is refused as managed, the record is kept, so that the original is not lost."""
     node.round("4-5")
     node.start()
     node.kernel.managed.add(number)
@@ -76,7 +75,7 @@ def test_restore_that_is_refused_as_managed_keeps_its_record(node: Node, number:
 
 
 def test_managed_interrupt_of_a_killed_agent_is_still_managed(node: Node) -> None:
-    """A record whose write never happened does not prove that the kernel lets it be moved."""
+    """An interrupt that was recorded but never written, because the agent was killed, can still be managed."""
     node.kernel.managed.add("26")
     node.kernel.kill_after = 1
     with pytest.raises(Killed):
@@ -88,14 +87,14 @@ def test_managed_interrupt_of_a_killed_agent_is_still_managed(node: Node) -> Non
 
 @pytest.mark.parametrize("number", ["25", DEFAULT])
 def test_write_that_changes_nothing_is_reported(node: Node, number: str) -> None:
-    """The interrupt may still fire on quiet CPUs; nothing more is saved, and later writes of others are no conflict."""
+    """An interrupt on which a write changes nothing is reported in each round, without a save or a conflict."""
     node.kernel.deaf.add(number)
     first = node.round("4-5")
     assert first.failed[0].endswith(": its CPUs are 0-7 after 0-3,6-7 was written")
-    written = (node.folder / FILE).stat().st_mtime_ns
+    written = (node.folder / RecordFile.INTERRUPTS).stat().st_mtime_ns
     for _ in range(4):
         assert node.round("4-5") == first
-    assert (node.folder / FILE).stat().st_mtime_ns == written
+    assert (node.folder / RecordFile.INTERRUPTS).stat().st_mtime_ns == written
     node.kernel.deaf.clear()
     assert node.round("4-5") == Moved()
     node.kernel.deaf.add(number)
@@ -106,10 +105,10 @@ def test_write_that_changes_nothing_is_reported(node: Node, number: str) -> None
 
 
 def test_value_of_a_second_writer_is_not_restored_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that was written between the agent's write and its read is the other program's."""
+    """A value that another program wrote between the agent's write and its read is not overwritten by a restore."""
     move = node.kernel.move
 
-    def second(number: str, wanted: CPUSet) -> None:
+    def second(number: str, wanted: CPUSet, _: int | None) -> None:
         move(number, wanted)
         if number == "25":
             node.kernel.affinities["25"] = cpus("2")
@@ -124,7 +123,7 @@ def test_value_of_a_second_writer_is_not_restored_over(node: Node, monkeypatch: 
 
 @pytest.mark.parametrize("left", [[], [DEFAULT], ["25", "26"]])
 def test_unreadable_folder_keeps_all_records(node: Node, left: list[str]) -> None:
-    """Without the default or without any interrupt the folder is not the node's."""
+    """Without the default affinity or any interrupt all records are kept, because the folder is not the node's."""
     node.round("4-5")
     whole = node.kernel.affinities
     node.kernel.affinities = {number: it for number, it in whole.items() if number in left}
@@ -139,14 +138,14 @@ def test_unreadable_folder_keeps_all_records(node: Node, left: list[str]) -> Non
 def test_listed_interrupts_without_affinities_are_unavailable(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders alone do not show where interrupts fire."""
+    """If interrupts are listed without their affinities, the folder is unavailable."""
     monkeypatch.setattr(node.kernel, "numbers", lambda: ["101", "102"])
     with pytest.raises(Unavailable, match="no interrupt has an affinity"):
         node.round("4-5")
 
 
 def test_labels_can_be_printed_and_encoded(node: Node) -> None:
-    """A driver names interrupts after its device, which a pod may have named; records keep the name as it is."""
+    """Names of interrupts are escaped in reports, because drivers copy names that pods choose; records keep them."""
     node.kernel.names["26"] = "\udcff\x1b[31m-rx\n"
     node.kernel.read_only.add("26")
     assert node.round("4-5").managed == ("26 (\\udcff\\x1b[31m-rx\\n)",)
@@ -158,7 +157,7 @@ def test_labels_can_be_printed_and_encoded(node: Node) -> None:
 
 
 def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
-    """If all are managed, only the default is changed."""
+    """The number of reported managed interrupts is limited."""
     for number in range(100, 100 + MOST_NAMES + 3):
         node.kernel.affinities[str(number)] = cpus("5")
         node.kernel.names[str(number)] = "nvme0q1"
@@ -171,7 +170,7 @@ def test_number_of_reported_managed_interrupts_is_limited(node: Node) -> None:
 
 @pytest.mark.parametrize("fixed", ["managed", "read_only"])
 def test_later_interrupt_that_cannot_be_moved_is_not_recorded(node: Node, fixed: str) -> None:
-    """It has the narrowed default, and the kernel refuses to widen it; it is on no quiet CPU, so it is not reported."""
+    """An interrupt of a later driver that cannot be moved is neither recorded nor reported: it has no quiet CPU."""
     node.round("4-5")
     node.kernel.request("40", "gpio")
     getattr(node.kernel, fixed).add("40")
@@ -185,7 +184,7 @@ def test_later_interrupt_that_cannot_be_moved_is_not_recorded(node: Node, fixed:
 
 
 def test_refused_write_is_reported_and_retried(node: Node) -> None:
-    """The other interrupts are moved; a refused restore is retried too."""
+    """A refused write or restore is reported and retried, and the other interrupts are moved."""
     node.kernel.refused = {"25": "smp_affinity_list: No space left on device"}
     assert node.round("4-5").failed == ("smp_affinity_list: No space left on device",)
     assert (node.shown()["25"], node.shown()["26"]) == ("0-7", "0-3,6-7")
@@ -200,7 +199,7 @@ def test_refused_write_is_reported_and_retried(node: Node) -> None:
 
 
 def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a full disk interrupts stay where they are."""
+    """If originals cannot be saved, as on a full disk, no interrupt is moved."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -212,9 +211,9 @@ def test_nothing_is_written_without_a_saved_original(node: Node, monkeypatch: py
 
 
 def test_interrupt_freed_while_it_is_moved_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to restore, and the round goes on."""
+    """An interrupt that is freed during its move is dropped from the records, and the round continues."""
 
-    def gone(number: str, wanted: CPUSet) -> None:
+    def gone(number: str, wanted: CPUSet, _: int | None) -> None:
         if number == "25":
             raise Gone(number)
         node.kernel.affinities[number] = wanted
@@ -227,21 +226,21 @@ def test_interrupt_freed_while_it_is_moved_is_forgotten(node: Node, monkeypatch:
 
 
 def test_garbled_affinity_is_reported(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is on quiet CPUs is not known; the others are moved."""
+    """An interrupt with a garbled affinity is reported, and the others are moved."""
     affinity = node.kernel.affinity
 
     def garbled(number: str) -> CPUSet:
         if number == "25":
-            raise Refused("'x' is no list of CPUs")
+            raise Refused("'x' is not a list of CPUs")
         return affinity(number)
 
     monkeypatch.setattr(node.kernel, "affinity", garbled)
-    assert node.round("4-5").failed == ("'x' is no list of CPUs",)
+    assert node.round("4-5").failed == ("'x' is not a list of CPUs",)
     assert node.shown()["26"] == "0-3,6-7"
 
 
 def test_freed_interrupt_is_named_by_its_number(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interrupt was freed after the decision about it, so that it has no actions by which to name it."""
+    """An interrupt that is freed before its report is named by its number, because it has no actions."""
     node.kernel.read_only.add("26")
     asked: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.errors import Refused
-from agent.quiet.interfaces import MOST_NAMES
+from agent.quiet.interfaces import MOST_NAMES, RecordFile
 from agent.quiet.interrupts import DEFAULT
 from agent.quiet.mover import Moved
-from agent.quiet.taken import FILE
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.interrupts import Quiet
 from tests.agent.quiet.fakes import Killed, cpus
-from tests.agent.quiet.mover_node import Node
+from tests.agent.quiet.mover.scene import Node
 
 
 @pytest.fixture
@@ -39,16 +39,16 @@ def test_interrupts_leave_quiet_cpus_and_are_restored(node: Node) -> None:
 
 
 def test_round_without_changes_writes_nothing(node: Node) -> None:
-    """Neither affinities nor the file are written."""
+    """A round without changes writes neither affinities nor the records."""
     node.round("4-5")
-    file = node.folder / FILE
+    file = node.folder / RecordFile.INTERRUPTS
     writes, written = list(node.kernel.writes), file.stat().st_mtime_ns
     node.round("4-5")
     assert (node.kernel.writes, file.stat().st_mtime_ns) == (writes, written)
 
 
 def test_default_affinity_is_narrowed_first(node: Node) -> None:
-    """Interrupts of a driver that is loaded in between must not get quiet CPUs."""
+    """The default affinity is written first, because a driver loaded during the round would get quiet CPUs."""
     node.round("4-5")
     assert node.kernel.writes[0] == (DEFAULT, "0-3,6-7")
 
@@ -63,7 +63,7 @@ def test_changed_quiet_cpus_are_followed(node: Node) -> None:
 
 
 def test_only_the_newest_written_affinity_is_restored_from(node: Node) -> None:
-    """Another program may choose CPUs that the agent wrote for earlier quiet CPUs."""
+    """An affinity that another program chose is kept, also if it equals one that the agent wrote earlier."""
     node.round("4-5")
     node.round("4")
     assert node.shown()["25"] == "0-3,5-7"
@@ -74,7 +74,7 @@ def test_only_the_newest_written_affinity_is_restored_from(node: Node) -> None:
 
 
 def test_narrow_default_affinity_is_restored(node: Node) -> None:
-    """Only quiet CPUs are removed from it and restored."""
+    """A narrow default affinity loses only quiet CPUs, and is restored to its narrow value."""
     node.kernel.affinities[DEFAULT] = cpus("0-4")
     node.round("4-5")
     assert node.shown()[DEFAULT] == "0-3"
@@ -83,7 +83,7 @@ def test_narrow_default_affinity_is_restored(node: Node) -> None:
 
 
 def test_interrupt_of_a_later_driver_gets_the_original_default(node: Node) -> None:
-    """The record of its original default works across a restart of the agent."""
+    """Interrupts of drivers loaded later are restored to the original default, also after a restart of the agent."""
     node.round("4-5")
     node.kernel.request("40", "eth1")
     node.round("4-5")
@@ -112,7 +112,7 @@ def test_narrow_affinity_is_not_widened(node: Node) -> None:
     ],
 )
 def test_reused_number_gets_only_what_the_default_lost(node: Node, affinity: str, restored: str) -> None:
-    """The original of the earlier driver's interrupt is not restored."""
+    """An interrupt with a reused number gets the original default or keeps its driver's choice."""
     node.round("4-5")
     node.kernel.names["26"], node.kernel.affinities["26"] = "eth9", cpus(affinity)
     node.round()
@@ -121,7 +121,7 @@ def test_reused_number_gets_only_what_the_default_lost(node: Node, affinity: str
 
 
 def test_affinity_of_a_later_driver_that_chose_its_cpus_stays(node: Node) -> None:
-    """The driver chose CPUs that are part of the default affinity, so the interrupt never had the quiet CPUs."""
+    """An affinity that a later driver chose within the default stays, because it never had the quiet CPUs."""
     node.round("4-5")
     node.kernel.request("40", "mlx5")
     node.kernel.affinities["40"] = cpus("2")
@@ -131,7 +131,7 @@ def test_affinity_of_a_later_driver_that_chose_its_cpus_stays(node: Node) -> Non
 
 
 def test_number_without_a_driver_counts_when_it_is_requested(node: Node) -> None:
-    """Until then the kernel has not set its affinity."""
+    """An interrupt number without a driver is recorded when a driver requests it and the kernel sets its affinity."""
     node.round("4-5")
     node.kernel.request("40", "")
     node.round("4-5")
@@ -143,7 +143,7 @@ def test_number_without_a_driver_counts_when_it_is_requested(node: Node) -> None
 
 
 def test_reused_number_is_no_foreign_write(node: Node) -> None:
-    """The affinity of the new interrupt is its original."""
+    """The affinity of a new interrupt with a reused number is its original, and no foreign write."""
     node.round("4-5")
     for at in range(5):
         node.kernel.names["25"], node.kernel.affinities["25"] = f"nvme{at}", cpus("5")
@@ -153,7 +153,7 @@ def test_reused_number_is_no_foreign_write(node: Node) -> None:
 
 
 def test_record_of_a_freed_interrupt_is_removed(node: Node) -> None:
-    """A later interrupt with its number gets the original default."""
+    """The record of a freed interrupt is dropped; a later interrupt with its number gets the original default."""
     node.round("4-5")
     del node.kernel.affinities["26"]
     node.round("4-5")
@@ -166,7 +166,7 @@ def test_record_of_a_freed_interrupt_is_removed(node: Node) -> None:
 def test_interrupt_that_was_freed_and_requested_between_rounds_gets_the_default(
     node: Node, restarts: bool
 ) -> None:
-    """Number and driver are those of before, whether the agent had moved that interrupt or not; a new agent knows too."""
+    """A reused number is recognised even with the same driver, moved before or not, and by a new agent too."""
     node.round("4-5")
     for number in ("26", "27"):
         node.kernel.request(number, node.kernel.names[number])
@@ -180,7 +180,7 @@ def test_interrupt_that_was_freed_and_requested_between_rounds_gets_the_default(
 
 
 def test_interrupt_requested_again_keeps_what_its_driver_chose(node: Node) -> None:
-    """The records of the freed one are dropped before anything is written, so that a killed agent restores none."""
+    """An interrupt requested again keeps its driver's choice, also if the agent is killed before its first write."""
     node.round("4-5")
     node.kernel.request("25", "eth0-rx-0")
     node.kernel.request("26", "eth0-rx-1")
@@ -196,7 +196,7 @@ def test_interrupt_requested_again_keeps_what_its_driver_chose(node: Node) -> No
 
 
 def test_interrupt_requested_again_is_neither_a_conflict_nor_fixed(node: Node) -> None:
-    """The number was freed and requested again, so earlier findings about it are dropped."""
+    """Conflicts and refusals of a freed interrupt do not count for a later one with its number."""
     node.kernel.managed.add("26")
     node.round("4-5")
     node.kernel.managed.clear()
@@ -211,7 +211,7 @@ def test_interrupt_requested_again_is_neither_a_conflict_nor_fixed(node: Node) -
 
 @pytest.mark.parametrize("name", ["", "eth0-rx-0"])
 def test_interrupt_of_a_card_that_is_down_gets_its_original(tmp_path: Path, name: str) -> None:
-    """Its driver releases it, and it keeps its affinity and its identity until the card is up again."""
+    """The interrupt of a card that is down keeps its record, and gets its original when it is restored."""
     node = Node(tmp_path, irq25="4", irq26="2")
     node.round("4-5")
     node.kernel.names["25"] = ""
@@ -223,13 +223,13 @@ def test_interrupt_of_a_card_that_is_down_gets_its_original(tmp_path: Path, name
 
 
 def test_without_identities_a_number_stands_for_one_interrupt_while_its_driver_stays(node: Node) -> None:
-    """Identities that were known once are kept for a round in which the kernel shows none."""
+    """If the kernel shows no identities for a round, the known ones are kept as long as the driver is the same."""
     node.round("4-5")
     node.kernel.shows_identities = False
-    file = (node.folder / FILE).read_bytes()
+    file = (node.folder / RecordFile.INTERRUPTS).read_bytes()
     node.kernel.request("27", "dev27")
     node.round("4-5")
-    assert (node.folder / FILE).read_bytes() == file
+    assert (node.folder / RecordFile.INTERRUPTS).read_bytes() == file
     node.kernel.shows_identities = True
     node.round("4-5")
     node.round()
@@ -237,7 +237,7 @@ def test_without_identities_a_number_stands_for_one_interrupt_while_its_driver_s
 
 
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
-    """Two are corrected; then this interrupt is left alone, while others are still moved."""
+    """Two foreign writes are corrected; the third is a conflict, and this interrupt is left alone for ten minutes."""
     node.round("4-5")
     for _ in range(2):
         node.kernel.affinities["25"] = cpus("5")
@@ -256,7 +256,7 @@ def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:
 
 
 def test_conflict_ends_with_its_interrupt(node: Node) -> None:
-    """Another program moved the freed one back; nothing is known of the one that has its number now."""
+    """Foreign writes of a freed interrupt do not count for the interrupt that gets its number."""
     node.round("4-5")
     for _ in range(3):
         node.kernel.affinities["25"] = cpus("5")
@@ -269,7 +269,7 @@ def test_conflict_ends_with_its_interrupt(node: Node) -> None:
 
 
 def test_moves_among_other_cpus_are_no_conflict(node: Node) -> None:
-    """An irqbalance that obeys its list places interrupts anew, and its choice stays."""
+    """Moves among CPUs that are not quiet are no conflict, and the other program's choice stays."""
     for cpu in ("0", "1", "2", "3"):
         node.round("4-5")
         node.kernel.affinities["25"] = cpus(cpu)
@@ -284,7 +284,7 @@ def test_moves_among_other_cpus_are_no_conflict(node: Node) -> None:
 def test_foreign_writes_of_a_round_are_one_line_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It names the first interrupts, and has the number of the others."""
+    """All foreign writes of a round are one log message, with the first interrupts and the number of the others."""
     node = Node(tmp_path, **{f"irq{number}": "0-7" for number in range(10, 10 + MOST_NAMES + 3)})
     node.round("4-5")
     for number in node.kernel.affinities.keys() - {DEFAULT}:
@@ -296,7 +296,7 @@ def test_foreign_writes_of_a_round_are_one_line_of_the_log(
 
 
 def test_writes_before_irqbalance_has_settled_are_no_conflict(node: Node) -> None:
-    """Interrupts are moved off again without a limit."""
+    """Writes of an irqbalance that has not applied its ban are corrected without a limit, and are no conflict."""
     for _ in range(9):
         node.kernel.affinities["25"] = cpus("5")
         assert node.round("4-5", is_settled=False).conflicts == ()
@@ -304,7 +304,7 @@ def test_writes_before_irqbalance_has_settled_are_no_conflict(node: Node) -> Non
 
 
 def test_nothing_is_moved_off_while_irqbalance_would_undo_it(node: Node) -> None:
-    """Earlier moves stay, and CPUs that are no longer quiet are restored."""
+    """While irqbalance would undo moves, no interrupt is moved off; restores of CPUs that are not quiet continue."""
     assert node.round("4-5", may_take=False) == Moved()
     assert node.kernel.writes == []
     node.round("4-5")
@@ -315,7 +315,7 @@ def test_nothing_is_moved_off_while_irqbalance_would_undo_it(node: Node) -> None
 
 
 def test_offline_original_is_restored_once_online(node: Node) -> None:
-    """The kernel refuses an affinity without online CPUs; until then it has no quiet CPU."""
+    """An original without online CPUs is restored when one of its CPUs is online again."""
     node.round("4-5")
     node.kernel.set_online(cpus("0-3,6-7"))
     assert node.round() == Moved()
@@ -330,7 +330,7 @@ def test_offline_original_is_restored_once_online(node: Node) -> None:
 
 
 def test_cpu_hotplug_is_no_foreign_write(node: Node) -> None:
-    """The kernel gives an interrupt without an online CPU all others, with the quiet ones."""
+    """After CPU hotplug an interrupt that the kernel spread over quiet CPUs is moved again, without a foreign write."""
     node.round("4-5")
     for up in ("0-5,7", "0-7", "2-7", "0-7", "0-5,7", "0-7"):
         node.kernel.set_online(cpus(up))
@@ -339,14 +339,14 @@ def test_cpu_hotplug_is_no_foreign_write(node: Node) -> None:
 
 
 def test_change_during_a_round_ends_it_without_writes(node: Node) -> None:
-    """The round reports that it must be repeated."""
+    """A CPU hotplug during a round ends it without writes, and the round reports that it must be repeated."""
     quiet = Quiet(cpus("4-5"), cpus("0-3,5-7"))
     assert node.mover.round(quiet) == Moved(is_steady=False)
     assert node.kernel.writes == []
 
 
 def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """A reboot resets all affinities."""
+    """Records of another boot are not restored, because a reboot resets all affinities."""
     node.round("4-5")
     node.boot = "another"
     node.start()
@@ -365,9 +365,9 @@ def test_records_of_another_boot_are_not_restored(node: Node) -> None:
     ],
 )
 def test_damaged_file_is_kept_and_nothing_is_moved(node: Node, text: str) -> None:
-    """The narrowed values must not be saved as originals; a restore fails, and goes on once the file is back."""
+    """With a damaged file nothing is moved and a restore fails, because narrowed values must not become originals."""
     node.round("4-5")
-    file = node.folder / FILE
+    file = node.folder / RecordFile.INTERRUPTS
     good, narrow = file.read_text(), node.shown()
     file.write_text(text)
     node.start()
@@ -386,7 +386,7 @@ HISTORY = st.lists(
         st.sampled_from(["", "4-5", "4", "2-3,6", "0-5", "1"]),
         st.sampled_from([None, "0-7", "0-6", "1-7", "0-3,6-7"]),
         st.none() | st.integers(0, 5),
-        st.booleans(),
+        st.sampled_from(["", "before", "during"]),
     ),
     max_size=8,
 )
@@ -395,9 +395,9 @@ HISTORY = st.lists(
 @settings(max_examples=200)
 @given(HISTORY)
 def test_kill_at_any_write_is_recovered(
-    history: list[tuple[str, str | None, int | None, bool]],
+    history: list[tuple[str, str | None, int | None, str]],
 ) -> None:
-    """After hotplug, drivers and kills the next round is right, and originals can be restored."""
+    """After a kill at any write the next round completes the moves, and originals can be restored."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder), irq25="0-7", irq26="4", irq27="0-1", irq28="5-6")
         hotplugged = False
@@ -405,8 +405,10 @@ def test_kill_at_any_write_is_recovered(
             if up:
                 hotplugged = hotplugged or up != "0-7"
                 node.kernel.set_online(cpus(up))
-            if loads:
-                node.kernel.request(str(30 + len(node.kernel.affinities)), "new")
+            load = partial(node.kernel.request, str(30 + len(node.kernel.affinities)), "new")
+            if loads == "before":
+                load()
+            node.kernel.events = [load] if loads == "during" else []
             node.kernel.kill_after = kill
             try:
                 node.round(quiet)
@@ -414,7 +416,8 @@ def test_kill_at_any_write_is_recovered(
                 node.start()
                 node.round(quiet)
             node.kernel.kill_after = None
-            assert node.kernel.quiet(cpus(quiet))
+            node.kernel.events = []
+            assert loads == "during" or node.kernel.quiet(cpus(quiet))
         node.kernel.set_online(CPUSet(range(8)))
         node.start()
         assert node.mover.restore()
