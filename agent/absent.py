@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
@@ -10,7 +11,7 @@ from agent.interfaces import HeldCPUs
 from agent.node_state import Path, StartWay
 from pinning.contract import DevicePolicy
 from pinning.planning.node_config import DEFAULT, device_policy_of
-from pinning.planning.observed import Owner
+from pinning.planning.observed import DeviceTimes, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pinning.planning.start_table import StartTable
 
 
-NO_KUBELET: Final = f"no kubelet names devices to this agent: choose device-policy {DevicePolicy.PREFER}"
+NO_KUBELET: Final = f"no kubelet reports devices to this agent: set device-policy to {DevicePolicy.PREFER}"
 
 
 class NoOwners:
@@ -57,7 +58,7 @@ class NoContainerWatch:
     puts_home = False
 
     def publish(self, table: StartTable | None) -> None:
-        """Ignore the table."""
+        """Ignore the start table."""
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None, because this watch starts no containers."""
@@ -156,7 +157,7 @@ class NoWrappers:
     """The socket of `cmk isolate` is not served (interface `Wrappers`)."""
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return no uses."""
+        """Return no pool users."""
         return {}
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
@@ -180,6 +181,7 @@ class NoDevices:
     """No kubelet gives devices to containers (interface `Devices`)."""
 
     looks_up_claims = False
+    times: Mapping[str, DeviceTimes] = MappingProxyType({})
 
     def __init__(self, config: NodeConfig = DEFAULT) -> None:
         self._config = config
@@ -200,7 +202,7 @@ class NoDevices:
         """Ignore the devices of a checkpoint."""
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Note the containers that would wait for a kubelet."""
+        """Record the containers that would wait for a kubelet."""
         self._unknown = {
             Owner(pod.uid, container): NO_KUBELET
             for pod in observed.pods
@@ -216,7 +218,7 @@ class NoDevices:
 
 
 class NoDeviceClaims:
-    """The agent is no driver of Dynamic Resource Allocation (interface `DeviceClaims`)."""
+    """The agent is not a driver of Dynamic Resource Allocation (interface `DeviceClaims`)."""
 
     def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> None:
         """Return None, because there are no claims."""

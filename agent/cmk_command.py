@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from agent.wrappers.protocol import SOCKET
+from pinning.contract import CMK_SOCKET
 
 NAME: Final = "cmk"
 SOURCE: Final = Path(sys.prefix, "libexec", NAME)  # the image's build and scripts/setup put the program there
@@ -20,8 +20,8 @@ _NEW: Final = f".{NAME}.new"
 def install(folder: Path, source: Path = SOURCE) -> bool:
     """Install the command into a directory, unless the same version is there; raise OSError.
 
-    It is written beside its place and renamed, so that no process executes a partial file. Containers may write to the
-    directory, so links in it are not followed.
+    The file is written to a temporary name and renamed, so that no process executes a partial file. Containers may
+    write to the directory, so links in it are not followed.
     """
     program = source.read_bytes()
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,12 +39,12 @@ def install(folder: Path, source: Path = SOURCE) -> bool:
 
 
 def remove(folder: Path, source: Path = SOURCE) -> None:
-    """Remove the command, if it is ours, and its socket."""
+    """Remove the command, if corepin installed it, and its socket."""
     with suppress(FileNotFoundError):
         if _is_there(folder / NAME, source.read_bytes()):
             (folder / NAME).unlink()
-        if stat.S_ISSOCK((folder / SOCKET).lstat().st_mode):
-            (folder / SOCKET).unlink()
+        if stat.S_ISSOCK((folder / CMK_SOCKET).lstat().st_mode):
+            (folder / CMK_SOCKET).unlink()
 
 
 def _is_there(place: Path, program: bytes) -> bool:

@@ -32,7 +32,7 @@ class ApiFlags:
         parts = _split(self.url)
         if parts is None or parts.scheme not in {"http", "https"}:
             raise BadContract(
-                f"--api-server: {self.url!r} is no address: write for example https://HOST:6443"
+                f"--api-server: {self.url!r} is not an address: write for example https://HOST:6443"
             )
 
 
@@ -87,7 +87,9 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         if not self.node:
-            raise BadContract("--node: the name of this node is not known: give it, as the API server has it")
+            raise BadContract(
+                "--node: the name of this node is not known: give it, spelled as in the API server"
+            )
         if self.runtime not in RUNTIMES:
             raise BadContract(f"--runtime: {self.runtime!r} is unknown: write {' or '.join(RUNTIMES)}")
         if self.runtime == "local" and self.pods_dir is None:
@@ -159,7 +161,7 @@ def parse_nri(text: str) -> Path | None:
     if text == "off":
         return None
     if text != "auto" and not text.startswith("/"):
-        raise BadContract(f"--nri: {text!r} is no path: write auto, off, or a socket such as {NRI_SOCKET}")
+        raise BadContract(f"--nri: {text!r} is not a path: write auto, off, or a socket such as {NRI_SOCKET}")
     return Path(NRI_SOCKET if text == "auto" else text)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pinning.machine.near import Device
     from pinning.machine.near_rooms import Kinds
     from pinning.machine.topology import Topology
-    from pinning.planning.observed import Observed, Owner, State
+    from pinning.planning.observed import DeviceTimes, Observed, Owner, State
     from pinning.planning.quota import Bandwidth
     from pinning.planning.start_table import StartTable
     from pinning.planning.task_parts import Parts, Tally
@@ -271,7 +271,7 @@ class ContainerWatch(Protocol):
 
     @property
     def puts_home(self) -> bool:
-        """Return whether first processes are moved to their own CPUs before they start, if the table starts them."""
+        """Return whether the first processes of containers in the start table are moved to their own CPUs before they start."""
         ...
 
     @property
@@ -313,7 +313,7 @@ class StartState(NamedTuple):
 
     seconds: (
         float | None
-    )  # age of its oldest process, the runtime's own at first; None if there is none, or it is not known
+    )  # age of its oldest process, at first the runtime's own; None: there is none, or it is not known
     has_begun: bool  # its command runs, or may run
 
 
@@ -429,6 +429,7 @@ class Devices(Protocol):
     """The devices of containers, and the NUMA nodes of the devices."""
 
     looks_up_claims: bool  # devices of ResourceClaims are looked up too
+    times: Mapping[str, DeviceTimes]  # when each pod's devices were asked for and known, by uid
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
         """Return the devices of containers, as far as they are known; never changed afterwards."""
@@ -467,15 +468,11 @@ class Pausable(Protocol):
         ...
 
 
-class StatePublisher(Protocol):
-    """Hands each node state on to the reporters."""
+class StatePublisher(Pausable, Protocol):
+    """Passes each node state to the reporters; starts no report during a pass, which needs the CPU."""
 
     def submit(self, state: NodeState) -> None:
         """Publish this state next, in place of one that still waits."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Start no report until the block ends, because a pass needs the CPU and brings a newer state."""
         ...
 
     async def run(self) -> None:

@@ -37,21 +37,21 @@ from pinning.pods.device_claims import MOST_CLAIMS
 from pinning.pods.identity import CONFIG_HASH
 from pinning.pods.near_counts import MOST_KINDS
 from pinning.pods.quantity import RawQuantity
-from pinning.pods.resources import READ, is_foreign
-from pinning.pods.types import Container
+from pinning.pods.resources import DEVICES, READ, count_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from pinning.pods.types import Pod
+    from pinning.pods.types import Container, Pod
 
 PODS: Final = "/api/v1/pods"
-MOST_STRANGE: Final = 20  # annotations of ours that name no container: these many are reported
+MOST_STRANGE: Final = 20  # number of reported corepin annotations that name no container
 MOST_NEAR: Final = (
     4 * MOST_KINDS
 )  # limits kept of a container that count CPUs beside devices; admission adds MOST_KINDS at most
-DEVICE: Final = "any.device/any"  # resource name that stands for all limits of a container that name devices
 LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
+# Of a value with other characters than ASCII, which is no word: one of them can make Python store each character in four bytes.
+LONGEST_FOREIGN: Final = LONGEST_VALUE // 4
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,8 @@ def _summed(read: _Pod) -> Pod:
     spec.containers, spec.init_containers = _counted(spec.containers), _counted(spec.init_containers)
     kept = cast("Pod", msgspec.to_builtins(read))
     together: Container = {"resources": {"requests": dict(totals(kept))}}
-    everyone = [together, *[Container()] * MOST_CONTAINERS]
+    nothing: Container = {}
+    everyone = [together, *[nothing] * MOST_CONTAINERS]
     kept["spec"] = {**(kept.get("spec") or {}), "containers": everyone, "initContainers": None}
     return kept
 
@@ -241,13 +242,14 @@ def _counted(containers: list[_Container] | None) -> list[_Container]:
 
 
 def _limits(given: dict[str, RawQuantity | None]) -> dict[str, RawQuantity | None]:
-    """Return the limits that the agent reads, and DEVICE in place of all limits that name devices."""
+    """Return the limits that the agent reads, and DEVICES with the number of all limits that name devices."""
     kept = {name: given[name] for name in given.keys() & READ if given[name] is not None}
     if len(given) == len(kept):
         return kept
     near = [name for name, value in given.items() if name.startswith(NEAR_CPUS) and value is not None]
     kept |= {name: given[name] for name in near[:MOST_NEAR]}
-    return {**kept, DEVICE: 1} if any(is_foreign(name) for name in given) else kept
+    devices = count_foreign(given)
+    return {**kept, DEVICES: devices} if devices else kept
 
 
 def _containers(pod: _Pod) -> list[_Container]:
@@ -256,20 +258,27 @@ def _containers(pod: _Pod) -> list[_Container]:
 
 
 def _annotations(given: dict[str, str], containers: Collection[str | None]) -> Iterator[tuple[str, str]]:
-    """Yield the annotations that the agent reads; of ours that name no container, the first MOST_STRANGE."""
+    """Yield the annotations that the agent reads; and the first MOST_STRANGE corepin annotations that name no container."""
     strange = 0
     for key, value in given.items():
         if key == STATUS_CPUS:
-            yield key, value
+            yield key, value if value.isascii() else _shortened(value)  # the agent writes ASCII alone
         elif key in ASKING_MARKS:
-            yield key, ""  # the key counts, as it does for the runtime's questions
+            yield key, ""  # the key decides, as for the runtime's NRI requests
         elif key.partition("/")[0] in CRIO_FOLLOWED:
             if key in CRIO_FOLLOWED or key.partition("/")[2] in containers:
-                yield key, value[:LONGEST_VALUE]
+                yield key, _shortened(value)
         elif key in {MIRROR_POD, CONFIG_HASH} or is_policy_key(key):
             strange += _is_strange(key, containers)
             if strange <= MOST_STRANGE or not _is_strange(key, containers):
-                yield key, value[:LONGEST_VALUE]
+                yield key, _shortened(value)
+
+
+def _shortened(value: str) -> str:
+    """Truncate a value so that it stays invalid: its first characters alone may be another policy."""
+    if value.isascii():
+        return value[:LONGEST_VALUE]
+    return value if len(value) <= LONGEST_FOREIGN else f"{value[: LONGEST_FOREIGN - 1]}…"
 
 
 def _filled_in(given: dict[str, str], containers: Collection[str | None]) -> dict[str, str]:

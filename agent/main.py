@@ -111,7 +111,7 @@ async def _serve_until_outdated(work: Coroutine[object, object, None], agenda: A
         await asyncio.wait((serving, outdated), return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             return await serving
-        raise Refused(f"{outdated.result()}: the agent ends, and reads the new file when it is started again")
+        raise Refused(f"{outdated.result()}: the agent exits, and reads the new file at its next start")
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
@@ -129,7 +129,7 @@ async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
 
 
 async def _reset_with_claims(config: AgentConfig, agent: Agent) -> None:
-    """Reset the agent, and serve the kubelet until it has given back all ResourceClaims."""
+    """Reset the agent, and serve the kubelet until it has unprepared all ResourceClaims."""
     if config.pods_dir or not config.dra or config.runtime != "cri":
         return await agent.reset()
     from agent.dra.closing import ClosingDriver
@@ -150,7 +150,7 @@ def _install_command(folder: Path) -> None:
         is_new = cmk_command.install(folder)
     except OSError as error:
         facts = {"folder": str(folder), "reason": str(error)}
-        logger.error("cmk command not installed", extra={"facts": facts})  # noqa: TRY400 - the reason says it all
+        logger.error("cmk command not installed", extra={"facts": facts})
         return
     if is_new:
         logger.info("cmk command installed", extra={"facts": {"folder": str(folder)}})
@@ -219,7 +219,7 @@ def _warn_without_pod_root(machine: NodeMachine, config: AgentConfig) -> None:
             "looked_for": pod_roots(config.kubelet_cgroup_root),
             "remedy": "start the kubelet, or name its cgroupRoot with --kubelet-cgroup-root",
         }
-        logger.warning("no cgroup of the kubelet, every CPU counts", extra={"facts": facts})
+        logger.warning("no cgroup of the kubelet found, all CPUs are used", extra={"facts": facts})
 
 
 def load(state_dir: StateDir, machine_id: str) -> Saved | None:
@@ -278,6 +278,7 @@ async def _runtime(
 
 def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> ContainerWatch:
     """Return the watch for new containers: over NRI, or by their cgroups alone."""
+    from agent.cri.container_info import cgroup_path
     from agent.kernel.mover import put_process
     from agent.kernel.new_cgroups import CgroupWatcher
 
@@ -288,9 +289,13 @@ def _container_watch(config: AgentConfig, runtime: CRI, devices: Devices) -> Con
     from agent.nri.plugin import Plugin
     from pinning.pods.vm_handlers import is_vm_handler
 
-    plugin = Plugin(is_vm_handler, put=put_process)
+    has_cgroup = find_hierarchy(config.cgroup_root).has
+    plugin = Plugin(
+        is_vm_handler, put=put_process, is_on_host=lambda path: has_cgroup(cgroup_path(path) or "/")
+    )
     plugin.sandbox_started = devices.sandbox_started
     runtime.facts.first_process = plugin.first_process
+    runtime.facts.has_cgroup = has_cgroup
     cgroups = CgroupWatcher(config.cgroup_root, StartedOwners(plugin, runtime), roots)
     return NriContainerWatch(config.nri, plugin, cgroups, runtime.largest_environments)
 
@@ -311,20 +316,25 @@ def _devices(config: AgentConfig, api: Api | None, metrics: Metrics) -> Devices:
     """Return the reader of the kubelet's device assignments, if there is a kubelet."""
     if config.runtime != "cri" or config.kubelet_state is None:
         return NoDevices(config.config)
+    from agent.kubelet.call_limit import CallLimit
     from agent.kubelet.device_list import DeviceList
     from agent.kubelet.devices import KubeletDevices
     from agent.kubelet.pod_resources import socket_beside
 
     socket, free, claims = socket_beside(config.kubelet_state), None, None
+    limit = CallLimit()
     if config.node_options.near_cpus:
         from agent.kubelet.free_devices import FreeDeviceList, FreeDeviceWatch
 
-        free = FreeDeviceWatch(FreeDeviceList(socket), metrics)
+        free = FreeDeviceWatch(FreeDeviceList(socket), metrics, limit)
     if api and config.near_dra:
         from agent.kubelet.claimed_devices import ClaimedDevices
 
         claims = ClaimedDevices(api, config.node, config.root)
-    return KubeletDevices(DeviceList(socket), metrics, config.config, free=free, claims=claims)
+    devices = DeviceList(socket)
+    return KubeletDevices(
+        devices, metrics, config.config, free=free, claims=claims, limit=limit, time_of_day=Clock().text
+    )
 
 
 def _claims(config: AgentConfig, api: Api | None, metrics: Metrics) -> DeviceClaims:

@@ -58,7 +58,7 @@ class Metrics:
         self.plan_seconds = self._histogram("plan_seconds", "Time of one plan.", PLAN)
         self.apply_seconds = self._histogram(
             "apply_seconds",
-            "From the first write of a plan to its last read back, of plans with writes.",
+            "Time from the first write of a plan to its last read-back; plans without writes are not counted.",
             APPLY,
         )
         self.window_seconds = self._histogram(
@@ -141,7 +141,7 @@ class Metrics:
         )
         self.devices_unknown_seconds = self._histogram(
             "devices_unknown_seconds",
-            "From when a pod with devices and a claim was seen until the kubelet had named its devices.",
+            "Time from when a pod with devices and a claim was seen until the kubelet named its devices.",
             WINDOW,
         )
 
@@ -196,7 +196,7 @@ class Metrics:
 
     def _show(self, gauge: Gauge, numbers: Mapping[str, int]) -> None:
         """Set a gauge by label, unless it shows these numbers already: labels cost more than a comparison."""
-        shown = dict(numbers)  # equal counters may differ in words that are counted 0 times
+        shown = dict(numbers)  # Counter objects that are equal may differ in labels with the value 0
         if self._shown.get(gauge) == shown:
             return
         self._shown[gauge] = shown

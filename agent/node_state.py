@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import NodeSets
     from pinning.planning.noise import Keep
-    from pinning.planning.observed import Owner, SeenPod
+    from pinning.planning.observed import DeviceTimes, Owner, SeenPod
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import SandboxSet
     from pinning.planning.task_parts import Tally
@@ -77,7 +77,7 @@ class ContainerExecs(NamedTuple):
     placed: int = 0  # processes that were found alive and moved to `cpus`
     cpus: CPUSet = EMPTY  # CPUs for such processes; empty: they stay on the container's CPUs
     seconds: float | None = (
-        None  # the longest time from the start of one until it was put there; None: none was
+        None  # the longest time from a process's start until its move to `cpus`; None: none was moved
     )
     when: str = ""  # when the last process entered, RFC 3339 in UTC; empty: none did
 
@@ -114,7 +114,9 @@ class QuietResult:
     reason: str = ""  # why interrupts are not kept off; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    irqbalance: str = ""  # why it may use quiet CPUs, so that no interrupt is moved; empty: it does not
+    irqbalance: str = (
+        ""  # why irqbalance may use quiet CPUs, so that no interrupt is moved; empty: it may not
+    )
     parts: tuple[QuietPart, ...] = ()  # results of the parts that the operator has switched on
     is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
     fully: CPUSet | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`
@@ -183,10 +185,11 @@ class ListingFault(NamedTuple):
 class StartWay(NamedTuple):
     """How the agent sets the CPUs of new containers."""
 
-    path: Path  # nri: before their first instruction; cgroup: mostly so; runtime: soon afterwards
+    path: Path  # nri: before their first instruction; cgroup: usually before it; runtime: soon after it
     reason: str = ""  # why the path is not nri, if NRI was requested
     other_plugins: tuple[str, ...] = ()  # NRI plugins that also set the cpusets of new containers
     listing_fault: ListingFault | None = None
+    rejected: frozenset[str] = frozenset()  # uids of pods of which a container was lately rejected over NRI
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,7 @@ class ContainerState:
     devices_unknown: str = (
         ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
     )
+    device_times: DeviceTimes | None = None  # None: an earlier agent has asked for its devices
     # Other containers, as namespace/pod/container, that the kernel lets run on its CPUs now.
     intruders: tuple[str, ...] = ()
     claims: tuple[
@@ -288,17 +292,17 @@ class ContainerState:
 
     @property
     def is_pinned(self) -> bool:
-        """Return whether it holds CPUs, and the kernel confirmed that it runs on them."""
+        """Return whether the container holds CPUs, and the kernel confirmed that it runs on them."""
         return self.has_cpus and self.applied == self.wanted
 
     @property
     def has_cpus(self) -> bool:
-        """Return whether it holds CPUs, alone or shared with other containers of its pod."""
+        """Return whether the container holds CPUs, alone or shared with other containers of its pod."""
         return self.policy is not None or self.is_pooled
 
     @property
     def is_reported(self) -> bool:
-        """Return whether its state is reported to the user."""
+        """Return whether the container's state is reported to the user."""
         return self.has_cpus or self.refusal is not None
 
 
@@ -333,10 +337,11 @@ class PodState:
     vm: VMState | None = None  # None: it has no virtual machine, or none that runs
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
     claims: tuple[ClaimState, ...] = ()  # the claims that hold CPUs, in order of their names
+    was_rejected: bool = False  # the creation of one of its containers was lately rejected over NRI
 
     @property
     def is_reported(self) -> bool:
-        """Return whether the pod gets a status annotation; its gate waits for one in any case."""
+        """Return whether the pod gets a status annotation; a pod with a gate always gets one."""
         return (
             self.refusal is not None
             or self.is_gated
@@ -348,7 +353,7 @@ class PodState:
 
     @property
     def is_gated(self) -> bool:
-        """Return whether its containers wait until the annotation lets them start."""
+        """Return whether the pod's containers wait until the annotation lets them start."""
         return any(container.name == GATE_CONTAINER for container in self.containers)
 
 

@@ -74,6 +74,8 @@ def container(
         devices=tuple(_device(kind) for kind in state.devices[:MOST_RESOURCES]),
         more_devices=len(state.devices[MOST_RESOURCES:]),
         devices_unknown=state.devices_unknown,
+        devices_asked=state.device_times.asked if state.device_times else "",
+        devices_named=state.device_times.named if state.device_times else "",
         intruders=state.intruders,
         uncounted=state.uncounted,
         not_proven=state.proof.unread if state.proof else "",
@@ -179,8 +181,8 @@ def sets(state: NodeState) -> dict[str, Any]:
 def near_cpus(state: NodeState, published: Mapping[str, int]) -> dict[str, Any]:
     """Return the members of `Sets` about the CPUs beside free devices; `published` are the node's resources.
 
-    There are none while the agent only observes, because claims get no CPUs then, and while not all pods and containers
-    are listed, because free CPUs are not known then.
+    They are absent while the agent only observes, because claims get no CPUs then, and until all pods and
+    containers are listed, because free CPUs are not known before.
     """
     if state.observes or not state.is_synchronised:
         return {}

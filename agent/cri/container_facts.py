@@ -1,8 +1,10 @@
 """Facts of containers that no list has: process and cgroup, from their verbose statuses or from NRI.
 
 A verbose status carries the container's environment and costs as much as three events. Over NRI the runtime shows pid and
-cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is asked for
-until one container of the same runtime handler had a shim without virtual machines.
+cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is
+requested until one container of the same runtime handler had a shim without virtual machines. It is also requested
+if the host lacks the reported cgroup: containerd starts pods with the annotation
+io.kubernetes.cri.untrusted-workload by another shim, though their handler is the default one.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class ContainerFacts:
         self.turn = asyncio.Semaphore(_AT_ONCE)  # for a call that answers with a status
         # returns pid and cgroupsPath that NRI showed of a container that starts
         self.first_process: Callable[[str], tuple[int, str] | None] = lambda _: None
+        # returns whether a cgroup exists on the host, unlike one in the guest of a virtual machine
+        self.has_cgroup: Callable[[str], bool] = lambda _: False
         self._calls = calls
         self._infos: dict[str, ContainerInfo] = {}
         self._host_handlers: set[str] = set()  # handlers that had a shim without virtual machines
@@ -48,21 +52,29 @@ class ContainerFacts:
         """
         if known := _settled(self._infos.get(container.id), container.state):
             return known
-        shown = self.first_process(container.id) if is_followed and handler in self._host_handlers else None
-        if shown and container.state is State.RUNNING:
-            return ContainerInfo(shown[0], cgroup_path(shown[1]), has_host_shim=True, of_running=True)
+        is_on_host = is_followed and handler in self._host_handlers
+        if is_on_host and container.state is State.RUNNING and (shown := self._shown(container.id)):
+            return shown
         async with self.turn:
             info = await self._asked(container.id)
         if is_followed and info and info.has_host_shim:
             self._host_handlers.add(handler)
         return replace(info, of_running=container.state is State.RUNNING) if info else None
 
+    def _shown(self, container_id: str) -> ContainerInfo | None:
+        """Return the facts that NRI showed of a running container, None if it showed none or the host lacks the cgroup."""
+        pid, oci_path = self.first_process(container_id) or (0, "")
+        cgroup = cgroup_path(oci_path)
+        if cgroup is None or not self.has_cgroup(cgroup):
+            return None
+        return ContainerInfo(pid, cgroup, has_host_shim=True, of_running=True)
+
     def keep(self, found: Iterable[tuple[ListedContainer, ContainerInfo]]) -> None:
-        """Keep the facts of these containers alone."""
+        """Drop the facts of all containers except these."""
         self._infos = {container.id: info for container, info in found}
 
     def lost(self) -> None:
-        """Note that the runtime may have been restarted with other shims."""
+        """Record that the runtime may have been restarted with other shims."""
         self._host_handlers.clear()
 
     async def _asked(self, container_id: str) -> ContainerInfo | None:

@@ -1,7 +1,8 @@
 """The runtime's list of containers, kept current by its events: an event carries the state of all containers of a pod.
 
-The list is current only if an event proves that the stream has begun before the list was made, and while each event
-agrees with it. At any doubt the caller lists anew. No event moves a container back: one may be older than the list.
+The list is current only if an event proves that the stream began before the list was requested, and as long as each
+event agrees with it; otherwise the caller lists again. An event may be older than the list, so an event never
+returns a container to an earlier state.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _ORDER: Final = (State.CREATED, State.RUNNING, State.EXITED)
+MOST_OWNERS: Final = (
+    4096  # containers that events name between two lists: 37 for each of the kubelet's 110 pods
+)
 
 
 class FollowedList:
-    """The last list with the changes of later events; never current on nodes with virtual machines."""
+    """The containers and sandboxes of the last list, updated by events; never current on nodes with VMs."""
 
     def __init__(self) -> None:
         self.containers: dict[str, ListedContainer] = {}
@@ -38,7 +42,7 @@ class FollowedList:
         return self._has_events and not self._is_doubtful and not self._is_listing
 
     def begin(self) -> None:
-        """Note that a list is requested: an event from now on may be in it or not."""
+        """Record that a list is requested: the list may or may not include later events."""
         self._is_listing, self._is_doubtful = True, False
 
     def listed(self, containers: Iterable[ListedContainer], sandboxes: Mapping[str, ListedSandbox]) -> None:
@@ -49,11 +53,11 @@ class FollowedList:
         self._is_doubtful |= any(is_vm_handler(sandbox.handler) for sandbox in sandboxes.values())
 
     def doubt(self) -> None:
-        """Note that any container may have changed."""
+        """Record that any container may have changed."""
         self._is_doubtful, self._changes = True, None
 
     def lost(self) -> None:
-        """Note that the stream of events has ended."""
+        """Record that the event stream has ended."""
         self.doubt()
         self._has_events = False
 
@@ -93,9 +97,38 @@ class FollowedList:
             return bool(gone) and not known and not (gone & self.containers.keys())
         known_ids = {key for key, each in self.containers.items() if each.sandbox == sandbox.id}
         listed = {status.id for status in event.containers_statuses}
-        # CRI-O's events have no status of any container, not even of the one that they are about
+        # CRI-O's events have no container status, not even that of the container they report
         is_about = event.container_id in listed | gone | {sandbox.id}
         return is_about and known_ids - gone <= listed and not is_vm_handler(sandbox.runtime_handler)
+
+
+class OwnersInEvents:
+    """Owners of the containers that events named since the last list. Lists may fail while events arrive.
+
+    Beyond MOST_OWNERS the oldest are forgotten, and the runtime is asked for them.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Owner] = {}  # by container id, oldest first
+
+    def get(self, container_id: str) -> Owner | None:
+        """Return the owner of a container; None if no event named it, or many others since."""
+        return self._owners.get(container_id)
+
+    def take(self, event: listing_pb2.ContainerEvent) -> None:
+        """Note the containers of an event, which covers one pod, and forget the one that it reports as deleted."""
+        if not is_vm_handler(event.pod_sandbox_status.runtime_handler):
+            uid = event.pod_sandbox_status.metadata.uid
+            for status in event.containers_statuses:
+                self._owners[status.id] = Owner(uid, status.metadata.name)
+        if _is_deleted(event):
+            self._owners.pop(event.container_id, None)
+        while len(self._owners) > MOST_OWNERS:
+            del self._owners[next(iter(self._owners))]
+
+    def listed(self) -> None:
+        """Forget all, because a list has them."""
+        self._owners.clear()
 
 
 def _is_deleted(event: listing_pb2.ContainerEvent) -> bool:

@@ -10,7 +10,7 @@ from agent.cri import listing_pb2
 from agent.cri.container_facts import ContainerFacts
 from agent.cri.container_info import describe
 from agent.cri.environments import largest_environments
-from agent.cri.followed import FollowedList
+from agent.cri.followed import FollowedList, OwnersInEvents
 from agent.cri.lists import Lists
 from agent.cri.records import recorded_cpus
 from agent.cri.sandboxes import SandboxListing
@@ -57,7 +57,7 @@ class CRI:
         self._updates = asyncio.Semaphore(_UPDATES_AT_ONCE)
         self.facts = ContainerFacts(self._calls)
         self._owners: dict[str, Owner] = {}  # owners of the containers in the last listing
-        self._in_events: dict[str, Owner] = {}  # owners of containers that events named after that listing
+        self._in_events = OwnersInEvents()  # owners of containers that events named after that listing
         self._sandboxes: Collection[str] = ()
         self._followed = FollowedList()
         self._lists = Lists(self._calls)
@@ -73,15 +73,18 @@ class CRI:
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
         """Return every created, running or exited container; raise Unavailable instead of an incomplete list."""
+        known = dict(self._followed.sandboxes) if self._followed.is_current else None
         self._followed.begin()
         listed = await self._lists.containers()
-        # listed after the containers, so that each one's sandbox is included
-        sandboxes = await self._lists.sandboxes()
-        self._followed.listed(listed, sandboxes)
-        return await self._described(listed, sandboxes)
+        # What passes read of a sandbox never changes, except for virtual machines, with which no list is current.
+        if known is None or any(container.sandbox not in known for container in listed):
+            # listed after the containers, so that each one's sandbox is included
+            known = await self._lists.sandboxes()
+        self._followed.listed(listed, known)
+        return await self._described(listed, known)
 
     async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
-        """Return the containers by the last list and the events since; None: list them. Raises Unavailable."""
+        """Return the containers by the last list and the events since; None if they must be listed. Raises Unavailable."""
         followed = self._followed
         if not followed.is_current:
             return None
@@ -95,7 +98,7 @@ class CRI:
         self, listed: Sequence[ListedContainer], sandboxes: Mapping[str, ListedSandbox]
     ) -> tuple[RuntimeContainer, ...]:
         """Return the listed containers, each with the facts of its verbose status."""
-        self._in_events = {}
+        self._in_events.listed()
         known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
             container.id: _owner(container, sandbox)
@@ -156,7 +159,7 @@ class CRI:
         takes for "unchanged").
         """
         if not cpus:
-            raise ValueError(f"container {container_id}: an empty set is no cpuset")
+            raise ValueError(f"container {container_id}: an empty set is not a cpuset")
         linux = listing_pb2.LinuxResources(cpuset_cpus=str(cpus), cpuset_mems=str(mems))
         request = listing_pb2.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         async with self._updates:
@@ -235,8 +238,8 @@ class CRI:
     async def _follow_events(self, changed: Callable[[], None]) -> None:
         """Call `changed` at every event.
 
-        Return if the runtime offers no events, raise Unavailable when the stream ends. Runtimes repeat old events after
-        a reconnect, so an event is only a hint to look again.
+        Return if the runtime offers no events, raise Unavailable when the stream ends. Runtimes repeat old events
+        after a reconnect, so an event is only a hint to list again.
         """
         if self.name.startswith(_SHARED_EVENTS):
             return
@@ -247,14 +250,13 @@ class CRI:
                 logger.info("runtime has no events, polling", extra={"facts": {"reason": str(refused)}})
                 return
             except TooLarge as large:
-                logger.info("event of the runtime passed over", extra={"facts": {"reason": str(large)}})
-                self._lost()
+                logger.info("runtime event skipped", extra={"facts": {"reason": str(large)}})
                 changed()
                 # a reconnect at once could receive the same oversized event
                 await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)
 
     def _lost(self) -> None:
-        """Note that events may have been missed, and the runtime restarted."""
+        """Record that events may have been missed and the runtime may have restarted."""
         self._followed.lost()
         self.facts.lost()
 
@@ -265,12 +267,15 @@ class CRI:
         false`, its default, ends the stream at once with OK.
         """
         request, kind, has_events = listing_pb2.GetEventsRequest(), listing_pb2.ContainerEvent, False
-        async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
-            has_events = True
-            self._in_events |= _owners(event)
-            is_news = self._followed.take(event)
-            if is_news:
-                changed()
+        try:
+            async for event in self._calls.stream("GetContainerEvents", request, kind, _EVENT_BYTES):
+                has_events = True
+                self._in_events.take(event)
+                is_news = self._followed.take(event)
+                if is_news:
+                    changed()
+        finally:
+            self._lost()  # before the next connection: a pass until then lists the containers
         if has_events:
             raise Unavailable(f"{self._calls.socket}: GetContainerEvents ended")
         raise Refused(
@@ -281,14 +286,6 @@ class CRI:
 
 def _owner(container: ListedContainer, sandbox: ListedSandbox) -> Owner:
     return Owner(sandbox.pod_uid, container.name)
-
-
-def _owners(event: listing_pb2.ContainerEvent) -> dict[str, Owner]:
-    """Return the owners of the containers in an event, which covers one pod."""
-    if is_vm_handler(event.pod_sandbox_status.runtime_handler):
-        return {}
-    uid = event.pod_sandbox_status.metadata.uid
-    return {status.id: Owner(uid, status.metadata.name) for status in event.containers_statuses}
 
 
 def _machines(sandboxes: Mapping[str, ListedSandbox]) -> Iterator[ListedSandbox]:

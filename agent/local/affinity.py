@@ -1,4 +1,4 @@
-"""Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first look.
+"""Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first try.
 
 Processes are found by a variable in their environment. A thread may widen its own mask again, and other
 processes may run on the same CPUs: this shows the agent at work, and isolates nothing.
@@ -91,7 +91,7 @@ class AffinityCgroups:
         A cgroup that is unsettled keeps its old CPUs, because some of its threads may still run there.
         """
         if not cpus:
-            raise ValueError(f"{cgroup}: an empty set is no set of CPUs")
+            raise ValueError(f"{cgroup}: an empty set is not a set of CPUs")
         self.read(cgroup)
         threads = ListedThreads(lambda: self.tasks(cgroup))
         if not move_threads(threads, lambda _, mask: None if mask == cpus else cpus).is_settled:

@@ -56,17 +56,17 @@ def _documents(content: bytes) -> Iterator[Any]:
             if document is not None:
                 yield document
     except BadYAML as error:
-        raise BadManifest(f"is no YAML: {error}") from error
+        raise BadManifest(f"is not YAML: {error}") from error
 
 
 def _pod(document: Any, created: str) -> Pod:
     """Return a document as a pod, with the defaults of the API server."""
     if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Pod"):
-        raise BadManifest("is no pod, which has apiVersion v1 and kind Pod")
+        raise BadManifest("is not a pod: write apiVersion v1 and kind Pod")
     try:
         msgspec.convert(document, Pod)
     except msgspec.ValidationError as error:
-        raise BadManifest(f"is not shaped as a pod: {error}") from error
+        raise BadManifest(f"is not a valid pod: {error}") from error
     metadata = dict(document.get("metadata") or {})
     metadata["namespace"] = metadata.get("namespace") or "default"
     metadata["creationTimestamp"] = metadata.get("creationTimestamp") or created
@@ -93,4 +93,4 @@ def _check_names(pod: Pod) -> None:
 
 def _check(field: str, value: str | None, allowed: re.Pattern[str]) -> None:
     if not value or not allowed.fullmatch(value):
-        raise BadManifest(f"{field} is {value!r}, which is no name that Kubernetes accepts")
+        raise BadManifest(f"{field} is {value!r}, which is not a name that Kubernetes accepts")

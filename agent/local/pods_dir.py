@@ -92,7 +92,7 @@ class PodsDir:
             uid, name = uid_of(pod), name_of(pod)
             other = names.get(name) or names.get(uid)
             if other:
-                self._conflicts[file] = f"pod {name} is in {other} already, which counts: remove one"
+                self._conflicts[file] = f"pod {name} is in {other} already, and that one is used: remove one"
                 continue
             names[name] = names[uid] = file
             shown[uid] = self._with_phase(uid, pod)
@@ -109,7 +109,7 @@ class PodsDir:
         return shown if shown == ended else ended
 
     def _log_problems(self) -> None:
-        """Log each problem once, not at every look."""
+        """Log each problem once, not at every listing."""
         problems = self.problems
         for file, reason in problems.items():
             if self._logged.get(file) != reason:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import AgentError, Gone, Refused, Unfinished, Unsettled
 from agent.node_state import Path
 from agent.reconcile.exposure import note_right
+from agent.reconcile.foreign_writes import CONTINUES_SECONDS
 from agent.reconcile.runtime_sync import CALL_SECONDS, CreatedUpdates
 from agent.reconcile.sandboxes import SandboxMover
 from pinning.machine.cpuset import EMPTY
@@ -25,7 +26,7 @@ from pinning.planning.run_sets import SandboxSet
 from pinning.planning.task_parts import NO_PARTS, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from agent.clock import Clock
     from agent.interfaces import Interfaces
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from pinning.planning.task_parts import Parts
 
 AT_ONCE: Final = 64  # cgroups written between two yields to the event loop: about 2 ms
-CONTINUES_SECONDS: Final = 1.0  # until a move of very many cgroups continues
 CALLS: Final = 8  # concurrent calls of the runtime; more are no faster
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ Result = bool | asyncio.Task[bool]
 
 
 class Applier:
-    """Does the actions of one plan after the other."""
+    """Executes the actions of one plan after the other."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Applier:
     async def apply(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
-        """Do the actions; return for each whether it is done.
+        """Execute the actions; return for each whether it is done.
 
         Actions on containers in `left_alone` fail. An update sent to a created container counts as done, unless another
         action waits for it.
@@ -84,20 +84,6 @@ class Applier:
         self._metrics.writes.labels("not done").inc(len(done) - sum(done))
         _log(actions, done, {**records, **self._sandboxes.records})
         return done
-
-    def move_children(self, rewritten: Iterable[ContainerRecord]) -> None:
-        """Let child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone.
-
-        They follow only to the planned CPUs: on other CPUs, such as an owner's, their processes must not run, not even
-        until the repair.
-        """
-        cpusets = self._cgroups.cpusets
-        follows = cpusets.version == 1 and cpusets.writable
-        for record in rewritten if follows else ():
-            if record.cgroup and record.applied == record.wanted and not record.split_home:
-                # The container exits, or the next move of its cgroup fails and reports why.
-                with suppress(AgentError):
-                    cpusets.write(record.cgroup, record.applied, record.replaced)
 
     async def _do(
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
@@ -211,7 +197,7 @@ class Applier:
     def _parts(self, record: ContainerRecord, cgroup: str) -> Parts:
         """Return the parts that hold a container's tasks.
 
-        Those planned by an earlier agent may never have been applied.
+        Parts planned by an earlier agent may never have been applied.
         """
         if record.is_split or not record.parts.home:
             return record.parts

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 MACHINE: Final = "machine"  # key of the looks at the machine on the agenda
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
-# poll interval while the kernel reports changes of CPUs; needed for CPUs that a partition of cgroups takes, which it
-# does not report
+# poll interval while the kernel reports changes of CPUs; needed because the kernel does not report CPUs that a
+# cgroup partition takes
 REPORTED_SECONDS: Final = 10.0
 # From an event of the kernel to the look at the machine: CPUs go offline one after the other.
 SOON_SECONDS: Final = 0.05
@@ -58,12 +58,15 @@ class WatchedCgroups:
         self._containers = interfaces.container_watch
         self._observer = observer
         self._vms = vms
-        self._followed: frozenset[str] = frozenset()  # cgroups of running containers and sandboxes
+        # Cgroups of running containers and sandboxes that are watched; None: the last attempt to watch them failed.
+        self._followed: frozenset[str] | None = frozenset()
+        self._refused: dict[str, str] = {}  # why the kernel refused the last watches, by what is watched
 
     def follow(self) -> None:
         """Watch for new containers, and the cgroups of containers that run since the last pass."""
         records = self._observer.records.values()
-        _watch(self._containers.follow, [record.cgroup for record in records if record.cgroup])
+        cgroups = [record.cgroup for record in records if record.cgroup]
+        self._watch("new containers", self._containers.follow, cgroups)
         if self._running() != self._followed:
             self._follow_running(anew=False)
 
@@ -72,8 +75,22 @@ class WatchedCgroups:
         self._follow_running(anew=True)
 
     def _follow_running(self, *, anew: bool) -> None:
-        self._followed = self._running()
-        _watch(partial(self._cpusets.follow, anew=anew), self._followed)
+        running = self._running()
+        is_watched = self._watch("foreign writes", partial(self._cpusets.follow, anew=anew), running)
+        self._followed = running if is_watched else None
+
+    def _watch(self, what: str, follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> bool:
+        """Watch cgroups; return whether the kernel allows it. Passes may try often, so that each reason is logged once."""
+        try:
+            follow(cgroups)
+        except Refused as error:
+            if self._refused.get(what) != str(error):
+                facts = {"for": what, "reason": str(error)}
+                logger.warning("cgroups are not watched", extra={"facts": facts})
+            self._refused[what] = str(error)
+            return False
+        self._refused.pop(what, None)
+        return True
 
     @property
     def start_way(self) -> StartWay:
@@ -94,18 +111,11 @@ class WatchedCgroups:
         return frozenset(running | self._vms.sandbox_cgroups())
 
 
-def _watch(follow: Callable[[Iterable[str]], None], cgroups: Iterable[str]) -> None:
-    try:
-        follow(cgroups)
-    except Refused as error:
-        logger.warning("cgroups are not watched", extra={"facts": {"reason": str(error)}})
-
-
 class MachineWatch(Protocol):
     """Events of the kernel about the machine."""
 
     def follow(self) -> bool:
-        """Watch the files from which the machine is read now; return whether the kernel reports every change."""
+        """Watch the files that the machine is currently read from; return whether the kernel reports every change."""
         ...
 
     async def watch(self, changed: Callable[[], None]) -> None:
@@ -135,7 +145,7 @@ class MachinePoll:
         self._close_looks = CLOSE_LOOKS
 
     def begun(self, agenda: Agenda) -> Iterator[Coroutine[object, object, None]]:
-        """Add the looks to the agenda; yield the watch of events that ask for one."""
+        """Add the looks to the agenda; yield the watch of events that request a look."""
         agenda.add_poll(MACHINE, self.look, 0.0)
 
         def changed() -> None:
@@ -146,14 +156,14 @@ class MachinePoll:
             yield self._watch.watch(changed)
 
     def noticed(self) -> None:
-        """Note an event of the kernel: some looks follow each other closely."""
+        """Record a kernel event: the next CLOSE_LOOKS looks follow each other at short intervals."""
         self._close_looks = CLOSE_LOOKS
 
     def look(self) -> float:
         """Read the machine; return the seconds until the next look."""
         is_reported = (
             self._watch is not None and self._watch.follow()
-        )  # first, so that a later change is an event
+        )  # before the read, so that a later change causes an event
         try:
             topology = self._machine.topology()
             seen = (topology, self._machine.universe(topology), self._policies())
@@ -197,6 +207,7 @@ class BetweenPasses:
         self._starts = starts
         self._pods: Mapping[str, Pod] = {}  # the pods last shown by the API
         self._read_at: dict[str, float] = {}  # when changes of a pod were read, by uid
+        self._exited: set[str] = set()  # containers whose exit an event reported, maybe after the last pass
         self._clock = clock
         self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
 
@@ -220,18 +231,24 @@ class BetweenPasses:
 
     def _moves_others(self, change: PodChange) -> bool:
         """Return whether a change likely grants or frees CPUs; a deleted pod keeps its CPUs until it exits."""
-        return change.after is not None or not self._observer.lives(change.uid)
+        return change.after is not None or not self._lives(change.uid)
+
+    def _lives(self, pod_uid: str) -> bool:
+        """Return whether a container of this pod is alive, by the last observation and the events since."""
+        return self._observer.lives(pod_uid, self._exited)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
         """Return the wait for a change; a pod that changes all the time is read 20 times a second at most.
 
-        A pod that holds CPUs always gets a pass: its user may have changed what the agent wrote into its status.
+        A change of a pod that holds CPUs always causes a pass: its user may have changed the agent's status
+        annotation. If it is deleted while it runs, that pass waits for the one that its exit requests, because only
+        the exit frees CPUs.
         """
         is_holder = any(
             self._observer.holds(runtime_uid(pod)) for pod in (change.before, change.after) if pod
         )
         if is_holder and change.after is None:
-            return NOW
+            return SETTLE_SECONDS if self._lives(change.uid) else NOW
         now = self._clock.monotonic()
         self._read_at = {uid: at for uid, at in self._read_at.items() if now - at < GATHER_SECONDS}
         if change.uid in self._read_at:
@@ -251,7 +268,17 @@ class BetweenPasses:
         if changes is None or not self.may_gather:
             self._request_pass()
             return
+        exited = {change.id for change in changes if change.state is State.EXITED}
+        self._exited = (self._exited & self._observer.records.keys()) | exited
+        if any(self._frees(change) for change in changes):
+            self._observer.list_next()
         self._request(soonest(self._wait_for_container(change) for change in changes))
+
+    def _frees(self, change: RuntimeChange) -> bool:
+        """Return whether a change is the last exit of a deleted pod that holds CPUs."""
+        uid = change.owner.pod_uid
+        is_deleted = uid not in self._interfaces.pods.pods()
+        return is_deleted and self._observer.holds(uid) and not self._lives(uid)
 
     def _wait_for_container(self, change: RuntimeChange) -> float | None:
         pod_uid = change.owner.pod_uid

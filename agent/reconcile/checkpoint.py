@@ -6,7 +6,7 @@ undoes the actions too, so the previous checkpoint is kept until the flush. A da
 aside for analysis, and never has to be deleted by hand.
 
 A later version may add members, which are ignored at the top and inside `ledger`. A feature that older agents must not
-ignore is named in `needs`: with a word that is not in KNOWN an agent moves nothing and keeps the file.
+ignore is named in `needs`: if `needs` has a word that is not in KNOWN, an agent moves nothing and keeps the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERSION: Final = 1
 NAME: Final = "checkpoint.json"
 LOCK: Final = "lock"
 KEYS: Final = frozenset({"machineID", "bootID", "topology", "universe", "ledger"})
-# Needed while ResourceClaims hold CPUs, which older agents would give away.
+# Needed while ResourceClaims hold CPUs, because older agents would assign these to others.
 NEEDS_CLAIMS: Final = frozenset({"claims"})
 KNOWN: Final = NEEDS_CLAIMS  # the words of `needs` that this version supports
 
@@ -96,8 +96,8 @@ class StateDir:
     def load(self, machine_id: str) -> Saved | None:
         """Return the checkpoint of this machine, None if there is none.
 
-        Raises Unusable for any other file, once: it is then kept aside as `checkpoint.json.damaged`. Raises NeedsNewer
-        for one that needs a later version, and keeps it.
+        Raises Unusable for a damaged or foreign file, once: the file is then renamed to `checkpoint.json.damaged`.
+        Raises NeedsNewer for a file that needs a later version, and keeps it.
         """
         try:
             content = self._path.read_bytes()
@@ -243,7 +243,7 @@ def _needs(body: Mapping[str, Any]) -> frozenset[str]:
     words = body.get("needs", [])
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise Unusable(
-            f"the checkpoint is damaged: needs is {truncate(repr(words), VALUE)}, no list of words"
+            f"the checkpoint is damaged: needs is {truncate(repr(words), VALUE)}, not a list of words"
         )
     return frozenset(words)
 
@@ -287,7 +287,7 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
 
 
 def _unprepared(ledger: Ledger, before: Topology, now: Topology) -> Ledger:
-    """Return the ledger of a machine that rebooted: the kubelet prepares each claim anew, on its CPUs if these exist."""
+    """Return the ledger of a machine that rebooted: the kubelet prepares each claim again, on its CPUs if these exist."""
     cores = {core.cpus for core in now.cores}
     for uid, grant in ledger.claims.items():
         stays = grant.footprint <= now.cpus and all(

@@ -1,27 +1,33 @@
 """Foreign writes of cpusets: one is repaired at once, the third within ten minutes is a conflict, which is left alone.
 
-After ten minutes without a foreign write the agent repairs again.
+After ten minutes without a foreign write the agent repairs again. A foreign write of the planned CPUs is accepted,
+and the container's child cgroups follow it.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from agent.errors import AgentError, Unfinished
 from agent.node_state import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from agent.clock import Clock
+    from agent.interfaces import Cpusets
     from agent.metrics import Metrics
     from agent.reconcile.container_record import ContainerRecord
+    from pinning.machine.cpuset import CPUSet
     from pinning.planning.observed import Owner
 
 WINDOW_SECONDS: Final = 600.0
 REWRITES: Final = 3
+CONTINUES_SECONDS: Final = 1.0  # until a move of very many cgroups continues
 Key = TypeVar("Key", "Owner", str)
 
 logger = logging.getLogger(__name__)
@@ -51,7 +57,7 @@ class ForeignWrites(Generic[Key]):
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
     def without(self, owners: Collection[Key]) -> ForeignWrites[Key]:
-        """Return the history without these keys, which now stand for other things; the same object if none of them is in it."""
+        """Return the history without these keys, which are reused for other objects; the same object if it has none."""
         kept = {owner: times for owner, times in self.rewrites.items() if owner not in owners}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
@@ -125,3 +131,52 @@ class ForeignWriteLog:
     def ends(self) -> float | None:
         """Return the seconds until the next conflict ends, None if there is none."""
         return self._writes.ends(self._clock.monotonic())
+
+
+class ChildCgroups:
+    """Lets child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone.
+
+    They follow only to the planned CPUs: on other CPUs, such as an owner's, their processes must not run, not even until
+    the repair. If there are more children than are moved at once, the next passes continue, with one such container each.
+    """
+
+    def __init__(self, cpusets: Cpusets) -> None:
+        self._cpusets = cpusets
+        self._befores: dict[
+            str, CPUSet
+        ] = {}  # CPUs that children still have, by container, of unfinished moves
+
+    def continues(self) -> float | None:
+        """Return the seconds until a pass continues a move, None if there is none."""
+        return CONTINUES_SECONDS if self._befores else None
+
+    def follow(self, rewritten: Iterable[ContainerRecord], records: Mapping[str, ContainerRecord]) -> None:
+        """Move the children of rewritten containers, and those that earlier passes have not reached.
+
+        `records` has the containers whose cgroups the agent may write; moves of others are forgotten.
+        """
+        news = {record.seen.id: record.replaced for record in rewritten}
+        befores = self._befores | news  # earlier ones first: new ones must not postpone them in each pass
+        self._befores = {}
+        if self._cpusets.version != 1 or not self._cpusets.writable:
+            return
+        unfinished: dict[str, CPUSet] = {}
+        for key, before in befores.items():
+            record = records.get(key)
+            if not (record and record.cgroup and record.applied == record.wanted and not record.split_home):
+                continue
+            if unfinished:
+                self._befores[key] = before
+            elif not self._has_moved(record.cgroup, record.applied, before):
+                unfinished[key] = before
+        self._befores |= unfinished  # last, so that the others have their turn
+
+    def _has_moved(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> bool:
+        """Move the children of a cgroup; return False if there are more than are moved at once."""
+        # The container exits, or the next move of its cgroup fails and reports why.
+        with suppress(AgentError):
+            try:
+                self._cpusets.write(cgroup, cpus, before)
+            except Unfinished:
+                return False
+        return True

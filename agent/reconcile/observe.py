@@ -42,6 +42,7 @@ def _shown(observed: Observed, devices: Devices) -> Observed:
         observed,
         devices=devices.known(),
         devices_unknown=devices.unknown(),
+        device_times=devices.times,
         looks_up_claims=devices.looks_up_claims,
     )
 
@@ -80,11 +81,11 @@ class Observer:
             record.looked_at()
 
     def list_next(self) -> None:
-        """List the containers with the next observation, because only a listing lets a pass move any."""
+        """List the containers with the next observation, because a pass moves containers only after a listing."""
         self._lists_next = True
 
     async def observe(self, *, anew: bool = False) -> Observed:
-        """Return the current state of the node; `anew` lists the containers even if events brought them up to date."""
+        """Return the current state of the node; `anew` lists the containers even if events kept them up to date."""
         topology, universe = self._machine()
         complete = await self._list(anew=anew or self._lists_next)
         self.rewritten = self.rewritten if anew else []
@@ -134,13 +135,13 @@ class Observer:
         known = self._pods.get(pod_uid)
         return known is not None and keeps_cpus(known[1]) and pod_uid in self._interfaces.pods.pods()
 
-    def lives(self, pod_uid: str) -> bool:
-        """Return whether a container of this pod was alive in the last observation."""
-        records = self.records.values()
-        return any(it.owner.pod_uid == pod_uid and it.seen.state is not State.EXITED for it in records)
+    def lives(self, pod_uid: str, exited: Collection[str]) -> bool:
+        """Return whether a container of this pod, none of those in `exited`, was alive in the last observation."""
+        live = (it for it in self.records.values() if it.seen.state is not State.EXITED)
+        return any(it.owner.pod_uid == pod_uid and it.seen.id not in exited for it in live)
 
     def runs_no_machine(self, pod_uid: str) -> bool:
-        """Return whether no virtual machine runs in this pod, by the last observation or because it is plain."""
+        """Return whether no virtual machine runs in this pod, by the last observation or because the pod is plain."""
         known = self._pods.get(pod_uid)
         if known is None:  # a plain pod waits for the start of its containers
             return self.is_plain(pod_uid)
@@ -256,11 +257,12 @@ class Observer:
         try:
             cpus = self._interfaces.cgroups.cpusets.read(record.cgroup)
         except Gone:  # the cgroup does not exist yet, or no longer exists
-            return (state, record.sent) if state is State.CREATED else (State.EXITED, EMPTY)
+            # a cgroup that was never read may be in a guest
+            has_ended = state is State.RUNNING and record.proof
+            return (State.EXITED, EMPTY) if has_ended else (state, record.sent)
         except (Refused, Unavailable) as error:
-            logger.warning(
-                "cgroup cannot be read", extra={"facts": {"container": record.name, "reason": str(error)}}
-            )
+            facts = {"container": record.name, "reason": str(error)}
+            logger.warning("cgroup cannot be read", extra={"facts": facts})
             return state, EMPTY
         if state is State.CREATED and self._has_begun(record.cgroup):
             state = State.RUNNING

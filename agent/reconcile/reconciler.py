@@ -1,4 +1,4 @@
-"""One pass: observe, plan, save, apply, report. It depends on no missed event.
+"""One pass: observe, plan, save, apply, report. A pass does not depend on events, so a missed event does no harm.
 
 The ledger is saved before any action, so that an agent killed at any instruction resumes what it had begun. Without a
 usable ledger no action is taken before all pods and containers are known: then the ledger is recovered from them.
@@ -19,7 +19,7 @@ from agent.reconcile.between_passes import BetweenPasses, MachinePoll, WatchedCg
 from agent.reconcile.checkpoint import NEEDS_CLAIMS, Checkpoint, Saved, StateDir, as_kept
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS
 from agent.reconcile.exposure import BootKeeper, Exposure
-from agent.reconcile.foreign_writes import ForeignWriteLog
+from agent.reconcile.foreign_writes import ChildCgroups, ForeignWriteLog
 from agent.reconcile.memory import bind_created, read_memory
 from agent.reconcile.missing_pods import AGAIN_SECONDS
 from agent.reconcile.observe import Observer
@@ -148,7 +148,7 @@ class Reconciler:
         self._machine_watch = machine_watch
         self._settings = settings
         self._clock = clock
-        self._started = clock.monotonic()
+        self._started = self._pass_began = clock.monotonic()
         self._has_begun = False
         self._ledger: Ledger | None = None
         self._reserve = ReserveKeeper()
@@ -156,6 +156,7 @@ class Reconciler:
         self._quotas = QuotaKeeper(interfaces, saved_quotas, keeps_quiet=settings.keeps_quiet)
         self._shared = EMPTY  # CPUs of containers without own CPUs; empty while the agent writes nothing
         self._foreign_writes = ForeignWriteLog(clock, metrics)
+        self._children = ChildCgroups(interfaces.cgroups.cpusets)
         self._starts = PlannedStarts(self._foreign_writes)
         self._watched = WatchedCgroups(interfaces, self.observer, self.vms)
         self.between_passes = BetweenPasses(
@@ -179,6 +180,7 @@ class Reconciler:
     async def run_pass(self) -> NodeState | None:
         """Run one pass; return the node's state, None if too little is known to act."""
         self.metrics.passes.inc()
+        self._pass_began = self._clock.monotonic()
         with ExitStack() as pauses:
             for part in self._pausable:
                 pauses.enter_context(part.paused())
@@ -233,11 +235,11 @@ class Reconciler:
         undone = await self._act(plan, observed, writes=not config.observe)
         # Before the flush: it takes longest, and after a power failure the kubelet prepares claims anew anyway.
         self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
-        self._look_back(observed.known_uids)
+        self._look_back(observed.known_uids, observes=config.observe)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
         await self.checkpoint.settle()
+        self._children.follow(self.observer.rewritten, {} if config.observe else self.observer.records)
         if not config.observe:
-            self._applier.move_children(self.observer.rewritten)
             now = self._clock.monotonic()
             self._quotas.follow(self.observer.records.values(), plan.ledger, observed, config.quota, now)
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
@@ -254,7 +256,7 @@ class Reconciler:
         )
 
     def _knows_enough(self, observed: Observed) -> bool:
-        """Return whether to act; with a ledger after PODS_SECONDS at most, which lets edited pods be listed first."""
+        """Return whether to act; with a ledger after PODS_SECONDS at most, so that edited pods can be listed first."""
         is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
         self._has_begun = self._has_begun or observed.is_complete or (is_late and self._ledger is not None)
         return self._has_begun
@@ -271,11 +273,11 @@ class Reconciler:
             return config, plan_node(observed, self._ledger, config)
 
     async def _save(self, plan: Plan, observed: Observed) -> None:
-        """Save ledger and reserve; no action may come before that."""
+        """Save ledger and reserve, which must happen before any action."""
         ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
         machine = observed.topology, observed.universe
         needs = NEEDS_CLAIMS if plan.ledger.claims else frozenset[str]()
-        saved = Saved(*ids, *machine, plan.ledger, plan.sets.reserved, needs, observed.devices)
+        saved = Saved(*ids, *machine, plan.ledger, plan.sets.reserved, needs, observed.final_devices)
         await self.checkpoint.save(saved)
         self._ledger = plan.ledger
 
@@ -308,14 +310,14 @@ class Reconciler:
     def _publish(self, table: StartTable | None) -> None:
         self._interfaces.container_watch.publish(table)
 
-    def _look_back(self, known: Collection[str]) -> None:
-        """Record the unpinned time of containers that reached their CPUs, and clear their old errors.
+    def _look_back(self, known: Collection[str], *, observes: bool) -> None:
+        """Record the unpinned time of containers that reached their CPUs, and clear old errors.
 
-        Pods that the watch has not shown yet are skipped.
+        Pods that the watch has not shown yet are skipped. An agent that only observes retries no write.
         """
         for record in self.observer.records.values():
             is_right = record.is_right
-            if record.retry.reason and (is_right or record.seen.state is State.EXITED):
+            if record.retry.reason and (is_right or observes or record.seen.state is State.EXITED):
                 record.retry.reset()
             if is_right and record.is_running and record.is_awaited and record.owner.pod_uid in known:
                 self._exposure.close(record)
@@ -340,12 +342,11 @@ class Reconciler:
     def retry_seconds(self) -> float | None:
         """Return the seconds until the next retry, None if nothing is to be retried."""
         now, machines = self._clock.monotonic(), self.observer.sandboxes.records
-        # Containers in a machine are retried with the machine; a due retry that waits for others requests no pass.
+        # Containers in a machine are retried with the machine; a retry that was due in the last pass waits for others.
         alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)
         retries = [record.retry for record in alone] + [machine.retry for machine in machines.values()]
-        waits = [retry.not_before - now for retry in retries if retry.reason]
-        ends = self._foreign_writes.ends()
-        waits += [] if ends is None else [ends]
+        waits = [it.not_before - now for it in retries if it.reason and it.not_before > self._pass_began]
+        waits += [it for it in (self._foreign_writes.ends(), self._children.continues()) if it is not None]
         return max(FIRST_RETRY_SECONDS, min(waits)) if waits else None
 
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool], *, only_moved: bool = False) -> Sweep:

@@ -1,4 +1,4 @@
-"""The reserve in force: without a configured one it stays as it is while containers hold CPUs."""
+"""The effective reserve: unless one is configured, it does not change while containers hold CPUs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 class ReserveKeeper:
-    """Keeps the default reserve of a node from moving under containers."""
+    """Keeps the default reserve of a node unchanged while containers hold CPUs."""
 
     def __init__(self) -> None:
         self._kept: CPUSet | None = None
 
     def resume(self, saved: Saved, machine: Machine, config: NodeConfig) -> None:
-        """Keep the reserve of a checkpoint; after a reboot no container runs, and the default is chosen anew."""
+        """Keep the reserve of a checkpoint; after a reboot no container runs, and the default is chosen again."""
         kept = saved_reserve(saved, machine.boot_id())
         if kept is None or config.reserved is not None:
             return
@@ -38,7 +38,9 @@ class ReserveKeeper:
         problem = _misfit(topology, machine.universe(topology), _keeping(kept, config))
         if problem:
             facts = {"reserved": str(kept), "reason": str(problem)}
-            logger.warning("the reserve moves, the configuration needs its CPUs", extra={"facts": facts})
+            logger.warning(
+                "reserved CPUs change, because the configuration needs them", extra={"facts": facts}
+            )
         else:
             self._kept = kept
 

@@ -18,7 +18,7 @@ from pinning.planning.observed import Owner, State
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from agent.node_state import Conflict, MemoryKill, Proof, StartWay, VMState
     from agent.reconcile.container_record import ContainerRecord
@@ -182,7 +182,7 @@ def node_state_of(
         keeps=keeps_of(plan.ledger.parts, observed),
         shared=result.shared,
         seen_pods=tuple(sorted(observed.pods, key=lambda pod: pod.age)),
-        pods=_pods(result),
+        pods=_pods(result, starts.rejected),
         refusals=plan.refusals,
         conflicts=result.conflicts,
         failures=result.failures,
@@ -205,14 +205,14 @@ def _shows_pid(record: ContainerRecord) -> bool:
     return record.is_running and record.seen.pid > 0 and not record.seen.in_vm
 
 
-def _pods(result: PassResult) -> tuple[PodState, ...]:
-    known = [_known_pod(pod, result) for pod in result.observed.by_age]
+def _pods(result: PassResult, rejected: Collection[str]) -> tuple[PodState, ...]:
+    known = [_known_pod(pod, result, rejected) for pod in result.observed.by_age]
     unknown = result.plan.ledger.uids - result.observed.known_uids
     others = [_unknown_pod(uid, result) for uid in unknown]
     return tuple(sorted((*known, *others), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
 
 
-def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
+def _known_pod(pod: SeenPod, result: PassResult, rejected: Collection[str]) -> PodState:
     containers = tuple(_container(Owner(pod.uid, name), result) for name in pod.start_order)
     of_pod = result.refused.get(Owner(pod.uid, ""))
     return PodState(
@@ -224,6 +224,7 @@ def _known_pod(pod: SeenPod, result: PassResult) -> PodState:
         vm=result.vms.get(pod.uid),
         pool=_pool(pod.uid, result),
         claims=_claims(pod.uid, result),
+        was_rejected=pod.uid in rejected,
     )
 
 
@@ -285,6 +286,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
             uncounted=uncounted,
         )
     holding, observed = _holding(assignment, result), result.observed
+    devices = result.plan.devices.get(owner, ())
     own = proof.cpus - (holding.others - holding.cpus) if proof else None
     return replace(
         holding,
@@ -294,7 +296,8 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
         uncounted=uncounted,
         memory=memory_state(assignment, result.memory.get(owner), observed.topology),
         intruders=result.intruders(assignment),
-        devices=device_kinds(observed.topology, result.plan.devices.get(owner, ()), own),
+        devices=device_kinds(observed.topology, devices, own),
+        device_times=observed.device_times.get(owner.pod_uid) if devices else None,
         devices_unknown=observed.devices_unknown.get(owner, "") if owner in result.plan.devices else "",
     )
 

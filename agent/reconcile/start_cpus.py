@@ -27,7 +27,7 @@ class StartCPUs(NamedTuple):
 class Unplanned(Enum):
     """The CPUs of a new container are unknown, but may be known soon."""
 
-    YET = "no plan knows its pod yet"
+    YET = "no plan includes its pod yet"
 
 
 class PlannedStarts:

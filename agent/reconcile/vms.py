@@ -42,14 +42,14 @@ AT_ONCE: Final = 8  # machines between two yields to the event loop
 WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
 
 AFFINITY_ALONE: Final = (
-    "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and by their cpusets Kata"
-    " would choose how many vCPUs it has"
+    "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and Kata would derive its"
+    " number of vCPUs from their cpusets"
 )
 STILL_TOLD: Final = (
-    "Kata accepted cpusets for its containers, and still gets them, though none has a CPU limit: by these it may"
-    " choose how many vCPUs the machine has"
+    "Kata accepted cpusets for its containers, and still gets them, though none has a CPU limit: it may derive"
+    " the machine's number of vCPUs from them"
 )
-UNSETTLED: Final = "it starts threads faster than they are moved: some may run elsewhere until a later look"
+UNSETTLED: Final = "it starts threads faster than they are moved: some may run elsewhere until the next check"
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class VMKeeper:
         return SOON_SECONDS if waits else POLL_SECONDS
 
     def _is_expected(self, record: MachineRecord) -> bool:
-        """Return whether a machine is expected soon: it starts some time after its container."""
+        """Return whether a machine is expected soon, because it starts some time after its container."""
         is_new = self._clock.monotonic() - record.known_since < BOOT_SECONDS
         return record.is_due or record.is_unsettled or (record.state is None and is_new)
 
@@ -221,7 +221,7 @@ class VMKeeper:
 
     def _look(self, record: MachineRecord, *, fully: bool = False) -> VMSeen | None:
         """Read a machine, pin its stray threads, and record the result."""
-        # The count first: if a thread starts during the reading, the next poll sees another count.
+        # The count is read first: if a thread starts during the reading, the next poll sees another count.
         count = self._vms.count(record.place)
         seen = self._vms.read(record.place, fully=fully)
         record.is_due = record.is_changing = record.has_strayed = False
@@ -312,7 +312,7 @@ def _reason(masks: VMMasks | None, *, is_one_to_one: bool) -> str:
     if masks is None:
         return WAITS
     if masks.is_one_to_one and not is_one_to_one:
-        return "the kernel does not let its vCPUs run where they are to: its cgroup has other CPUs"
+        return "the kernel does not let its vCPUs run on their CPUs: its cgroup has others"
     return masks.reason
 
 

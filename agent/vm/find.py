@@ -72,7 +72,7 @@ def find_sandbox_vmm(reads: SharedReads, sandbox: Sandbox) -> VMM | None:
 
 
 def _parents(reads: SharedReads, commands: list[Command]) -> list[Command]:
-    """Return the processes that are no child of another one of these: crosvm runs each device in a child process."""
+    """Return the processes whose parent is not among them, because crosvm runs each device in a child process."""
     pids = {command.pid for command in commands}
     return [command for command in commands if reads.parent(command.pid) not in pids - {command.pid}]
 
@@ -98,7 +98,7 @@ def read_guest_shape(roots: Roots, vmm: VMM) -> GuestShape | None:
         return None
     with opened(roots.proc, vmm.pid) as process:
         if process.started() != vmm.started:
-            raise Gone(f"process {vmm.pid} is another one now")
+            raise Gone(f"process {vmm.pid} has exited, and its pid is reused")
         return read_shape(read_args(process.command_line(MOST_COMMAND_BYTES)))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused
 from agent.kernel.mover import ProcessThreads
-from agent.kernel.procfs import FLAGS, PARENT, STARTED, parse_stat
+from agent.kernel.procfs import FLAGS, PARENT, STARTED, parse_stat, status_words
 from pinning.guests.threads import Task
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _MOST_LISTINGS: Final = 8
 _NONE: Final[Mapping[int, tuple[Task, str]]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
+_STATUS_BYTES: Final = 65_536  # a complete one has 1,500, and up to 11 for each of the process's groups
 _LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 
@@ -134,11 +135,16 @@ class Process:
         return found
 
     def ids(self) -> list[int]:
-        """Return its pid in each of its pid namespaces, outermost first."""
-        for line in self._read("status").splitlines():
-            if line.startswith("NSpid:"):  # no name can fake this line, because `status` escapes newlines
-                return [int(number) for number in line.split()[1:]]
-        return [self.pid]
+        """Return its pid in each of its pid namespaces, outermost first.
+
+        Raise Refused if a process has so many groups, which come first, that the line is not read.
+        """
+        status = read_piece("status", self._folder, _STATUS_BYTES)
+        if numbers := status_words(status, "NSpid"):
+            return [int(number) for number in numbers]
+        if len(status) > _STATUS_BYTES / 2:
+            raise Refused(f"process {self.pid} has too many groups to know its pid namespaces: give it fewer")
+        return [self.pid]  # a kernel without pid namespaces
 
     def command_line(self, limit: int) -> list[str]:
         """Return its command line, the words that end within the first `limit` bytes."""
@@ -178,7 +184,7 @@ def task_ids(proc: Path, pid: int, started: int) -> frozenset[int]:
         folder = os.open(f"{proc}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if int(parse_stat(read_piece(f"{pid}/stat", folder))[1][STARTED]) != started:
-                raise Gone(f"process {pid} is another one now")
+                raise Gone(f"process {pid} has exited, and its pid is reused")
             if os.fstat(folder).st_nlink - _LINKS <= MOST_THREADS:
                 return frozenset(map(int, os.listdir(folder)))  # noqa: PTH208 names alone
             with os.scandir(folder) as entries:

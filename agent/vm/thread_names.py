@@ -38,7 +38,7 @@ _VCPUS: Final[Mapping[Kind, re.Pattern[str]]] = {
 }
 _SANDBOX: Final = "sandbox-"  # prefix that Kata gives to a QEMU guest's name, before the sandbox id
 UNKNOWN: Final = (
-    "the program is none whose vCPUs have known names: QEMU, cloud-hypervisor, Firecracker, Dragonball, StratoVirt,"
+    "the names of this program's vCPU threads are not known, only those of: QEMU, cloud-hypervisor, Firecracker, Dragonball, StratoVirt,"
     " OpenVMM, crosvm"
 )
 _ROUND_ROBIN: Final = "ALL CPUs/TCG"
@@ -103,4 +103,4 @@ def identify_by_names(kind: Kind, names: Mapping[int, str]) -> NamedThreads:
         return NamedThreads({}, f"several threads are called vCPU {twice[0]}")
     if _ROUND_ROBIN in names.values():
         return NamedThreads({}, "one thread runs all vCPUs in turn")
-    return NamedThreads(found, "" if found else "no thread is called a vCPU")
+    return NamedThreads(found, "" if found else "no thread has the name of a vCPU")

@@ -56,7 +56,7 @@ def is_there(reads: SharedReads, known: VMThreads, thread: VMThread) -> bool:
 
 def _check_identity(process: Process, vmm: VMM) -> None:
     if process.started() != vmm.started:
-        raise Gone(f"process {vmm.pid} is another one now")
+        raise Gone(f"process {vmm.pid} has exited, and its pid is reused")
 
 
 def read_threads(
@@ -98,7 +98,7 @@ def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThread
     with opened(reads.roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
         if (count := process.count()) > MOST_THREADS:
-            raise Refused(f"its {count} threads are too many to look at")
+            raise Refused(f"its {count} threads are too many to inspect")
         tasks = process.names(_settled(known))
         if known and known.identified_by and _are_same(known, tasks):
             return replace(known, threads=known.own)

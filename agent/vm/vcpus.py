@@ -94,7 +94,7 @@ def identify_by_probe(process: Process, tasks: Iterable[int], before: Mapping[in
             if target.startswith(_VCPU_FILE)
         }
         if not files:
-            return NamedThreads({}, "it has no vCPU of KVM open")
+            return NamedThreads({}, "it has no KVM vCPU open")
         found = _seen_running(process, tasks, files, before)
     except PermissionError:
         return NamedThreads({}, _PERMISSION)

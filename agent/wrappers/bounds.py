@@ -1,4 +1,4 @@
-"""Rate and connection limits of `cmk.sock`, fair between pods and containers. Pure but for its clock.
+"""Rate and connection limits of `cmk.sock`, fair between pods and containers. Pure except for the clock.
 
 A node-wide token bucket limits what all answers cost the agent. Waiting turns are served round robin by pod, and within
 a pod by container. A pod that was quiet has a small reserve and does not wait behind the others; the bucket is charged
@@ -32,7 +32,7 @@ Ticket = TypeVar("Ticket")
 
 
 class Origin(NamedTuple):
-    """The pod and container that a connection is counted for."""
+    """The pod and container to which a connection is charged."""
 
     pod: str
     container: str
@@ -51,7 +51,7 @@ class Connections:
         if pod[origin.container] >= AT_ONCE:
             raise Denied(f"too many wrappers ask at once from this container: {AT_ONCE} at a time may")
         if self._total >= OPEN and not self._has_share(pod, origin.container):
-            raise Crowded("the node's connections are taken, and this container has its share")
+            raise Crowded("all connections of the node are in use, and this container has its share of them")
         self._of_pod.setdefault(origin.pod, pod)[origin.container] += 1
         self._total += 1
 
@@ -77,7 +77,9 @@ class Reserve:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._due: dict[str, float] = {}  # when a pod's reserve is full again; absent: full
-        self._by_due: list[tuple[float, str]] = []  # a heap with at least the current entry of each busy pod
+        self._by_due: list[
+            tuple[float, str]
+        ] = []  # heap with the current entry of each busy pod, and outdated ones
 
     def has(self, pod: str) -> bool:
         """Return whether a pod has a turn in reserve."""
@@ -85,7 +87,7 @@ class Reserve:
         return self._due.get(pod, now) - now < RESERVE / RATE
 
     def spend(self, pod: str) -> None:
-        """Charge a turn to a pod's reserve; an empty one does not go below zero."""
+        """Charge a turn to a pod's reserve, which does not go below zero."""
         now = self._clock()
         self._prune(now)
         due = self._due.get(pod, now)

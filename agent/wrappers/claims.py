@@ -132,7 +132,7 @@ class LiveClaims:
         try:
             self._pidfds[peer.process] = os.dup(peer.pidfd)
         except OSError as error:
-            raise Denied(f"the agent cannot watch one process more: {error.strerror}") from error
+            raise Denied(f"the agent cannot watch another process: {error.strerror}") from error
         if self._loop:
             self._loop.add_reader(self._pidfds[peer.process], self.end, peer.process)
 
@@ -163,7 +163,7 @@ class Reclaimer:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
         self._pools = dict(kept.pools)  # CPUs of the pools with running processes, by pool
-        # Ended claims and how their ends are known, until the machine is known.
+        # Claims that ended before the first pass, each with the source of its end, until the topology is known.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:

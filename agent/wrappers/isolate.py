@@ -113,7 +113,7 @@ class Isolator:
         try:
             await self._saver.saved()
         except OSError as error:
-            raise Denied(f"the agent cannot note it in its state directory: {error.strerror}") from error
+            raise Denied(f"the agent cannot record it in its state directory: {error.strerror}") from error
 
     async def _reached(self, peer: Peer, container: PassedContainer) -> CPUSet:
         """Return the CPUs of a claim, once the kernel lets its container run on them and on its pools."""
@@ -152,7 +152,7 @@ def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
         moved = move_threads(threads, lambda _, mask: cpus if mask != cpus else None, affinities, BOUND)
     if not moved.is_settled:
         raise Denied(
-            "the process starts threads faster than the agent moves them: let it ask before it starts them"
+            "the process starts threads faster than the agent moves them: send the request before they are started"
         )
     wrong = {str(mask) for mask in moved.masks.values() if mask != cpus}
     if not wrong:

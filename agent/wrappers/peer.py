@@ -76,7 +76,7 @@ def held(process: Process) -> Peer:
     peer = _held(process.pid, _by_number(process.pid))
     if peer.process != process:
         peer.close()
-        raise Gone(f"process {process.pid} is another one")
+        raise Gone(f"pid {process.pid} was reused")
     return peer
 
 

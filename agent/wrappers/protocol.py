@@ -7,15 +7,15 @@ executes the command, from its own process. A request does not identify its send
 A request is lines of UTF-8 that end in `\n`, the last of them empty; at most REQUEST_LIMIT bytes, sent within
 SEND_SECONDS. The first line is `cmk 1 VERB`; each other one is `KEY=VALUE` with a key of that verb, once:
 
-    isolate      pool=NAME        --pool; the one that must be there
+    isolate pool=NAME --pool; required
                  cores=TEXT       CMK_NUM_CORES as it is set; without it 1
                  socket=TEXT      --socket-id as it is written; without it, or -1, any
                  affinity=no      --no-affinity
     describe, node-report, reconcile      none
 
-An answer is `ok LENGTH` or `error LENGTH` and `\n`, and then LENGTH bytes of UTF-8. Fewer bytes are no answer: the agent
-ended in the middle, and the shim asks again; the same process gets the same cores. After `error` they are one line to
-print, and the shim exits with 1. After `ok` they are
+An answer is `ok LENGTH` or `error LENGTH` and `\n`, and then LENGTH bytes of UTF-8. A shorter answer is invalid:
+the agent exited while it wrote, and the shim repeats the request; the same process gets the same cores. After
+`error` they are one line to print, and the shim exits with 1. After `ok` they are
 
     isolate      lines `NAME=VALUE` for the environment of the command, and lines `warning=TEXT` to print first;
                  the process is pinned when it reads them
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSION: Final = "1"
-SOCKET: Final = "cmk.sock"  # name of the socket in the install directory
 REQUEST_LIMIT: Final = 1024  # bytes: the longest valid request has a hundred
 SEND_SECONDS: Final = 2.0  # time from connecting to the end of the request
 ANSWER_SECONDS: Final = 25.0
@@ -100,7 +99,7 @@ def _verb(head: str) -> Verb:
     try:
         return Verb(" ".join(words[2:]))
     except ValueError as error:
-        problem = f"{_quoted(words[2:])} is nothing that the agent answers"
+        problem = f"{_quoted(words[2:])} is not a request that the agent serves"
         raise Denied(f"{problem}: ask for {', '.join(Verb)}") from error
 
 

@@ -21,10 +21,11 @@ from agent.wrappers.isolate import Follower, Isolator
 from agent.wrappers.pass_waiter import NodeView, PassWaiter, tasks_of
 from agent.wrappers.peer import cgroup_of, connected
 from agent.wrappers.pool_use import ContainerUses
-from agent.wrappers.protocol import SOCKET, Denied, Verb, accepted, read_want
+from agent.wrappers.protocol import Denied, Verb, accepted, read_want
 from agent.wrappers.server import Server, listen
 from agent.wrappers.store import Saver
 from pinning.cmk.pools import ExitSource
+from pinning.contract import CMK_SOCKET
 
 if TYPE_CHECKING:
     import socket
@@ -64,7 +65,7 @@ class Dependencies(NamedTuple):
 
 
 class Reports:
-    """Cached answer for each verb. Making one takes milliseconds, and every container may request it, so the rate is limited."""
+    """Cached answer for each verb: rate-limited, because an answer takes milliseconds and any container may request one."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -105,7 +106,7 @@ class WrapperService:
         self._edges = edges
         self._store = store
         self._texts = texts
-        _open_more_files()  # before the claims of the last agent are restored: each takes one
+        _open_more_files()  # before the claims of the last agent are restored, because each takes one descriptor
         kept = store.load()
         self._saver = Saver(store, self._kept, edges.monotonic)
         self._reclaimer = Reclaimer(kept, self._saver)
@@ -171,7 +172,7 @@ class WrapperService:
 
     def _ended(self, claim: Claim, is_killed: bool | None) -> None:  # noqa: FBT001 a fact, not a switch
         """Save the end of a claim; list its cores if its process could not release them."""
-        if self._is_ending:  # its request is unanswered, and its process asks the next agent
+        if self._is_ending:  # its request is unanswered, so its process will ask the next agent
             return
         if is_killed is None and self._view and self._exits.is_first(claim):
             self._exits.wait_for(claim.holder, entries_of(claim, self._view, ExitSource.RUNTIME))
@@ -181,7 +182,7 @@ class WrapperService:
         """Remove socket and file."""
         self._store.remove()
         with suppress(OSError):  # containers may write to the directory: there may be a folder of that name
-            (self._folder / SOCKET).unlink()
+            (self._folder / CMK_SOCKET).unlink()
 
     async def run(self, request_pass: Callable[[], None], changed: Callable[[], None]) -> None:
         """Serve until cancelled; call `changed` when the set of wrappers changes."""
@@ -210,7 +211,7 @@ class WrapperService:
     async def _serve(self) -> None:
         """Serve one socket until `look` finds that it is not in its place."""
         try:
-            listener = self._listener = listen(self._folder, SOCKET)
+            listener = self._listener = listen(self._folder, CMK_SOCKET)
         except AgentError as error:
             logger.warning("no wrapper is answered", extra={"facts": {"reason": str(error)}})
             await asyncio.sleep(LOOK_SECONDS)
@@ -222,7 +223,7 @@ class WrapperService:
             await asyncio.wait([serving, replaced], return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
-            logger.warning("socket of wrappers made anew", extra={"facts": {"folder": str(self._folder)}})
+            logger.warning("socket of wrappers created again", extra={"facts": {"folder": str(self._folder)}})
         except asyncio.CancelledError:
             self._is_ending = True
             raise

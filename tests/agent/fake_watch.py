@@ -28,6 +28,7 @@ class FakeWatch:
     reason: str = ""
     other_plugins: tuple[str, ...] = ()
     tables: list[StartTable | None] = field(default_factory=list)
+    rejected: frozenset[str] = frozenset()
     births: dict[str, CPUSet] = field(default_factory=dict)
     published: Callable[[], None] = lambda: None
     changed: Callable[[], None] = lambda: None
@@ -38,7 +39,7 @@ class FakeWatch:
     def start_way(self) -> StartWay:
         """Return the start path and its reason."""
         path = Path.NRI if self.holds else Path.CGROUP
-        return StartWay(path, self.reason, self.other_plugins)
+        return StartWay(path, self.reason, self.other_plugins, rejected=self.rejected)
 
     def publish(self, table: StartTable | None) -> None:
         """Record the table."""
@@ -63,6 +64,7 @@ class FakeWatch:
         assert table is not None
         start = table.start(Owner(uid, name), claims=claims)
         if isinstance(start, str):
+            self.rejected |= {uid}
             return start
         number = self.node.start(uid, name, State.CREATED)
         cpus = start.cpus if self.puts_home else start.own or start.cpus

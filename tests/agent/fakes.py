@@ -20,7 +20,7 @@ from agent.absent import (
     NoWrappers,
 )
 from agent.clock import Clock
-from agent.errors import AgentError, Gone, Unavailable
+from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.interfaces import (
     Cgroups,
     Interfaces,
@@ -174,6 +174,7 @@ class FakeCgroups:
     # For each write: the cgroup, and the CPUs that it had before.
     befores: list[tuple[str, str]] = field(default_factory=list)
     followed: frozenset[str] = frozenset()
+    unwatched: Refused | None = None  # raised instead of watching cgroups
     written: Callable[[str], None] = lambda _: None
 
     def read(self, cgroup: str) -> CPUSet:
@@ -232,6 +233,8 @@ class FakeCgroups:
 
     def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
         """Record the watched cgroups."""
+        if self.unwatched:
+            raise self.unwatched
         self.followed = frozenset(cgroups)
 
     async def watch(self, written: Callable[[str], None]) -> None:

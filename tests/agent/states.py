@@ -70,10 +70,12 @@ def state_of(
     proofs: Mapping[Owner, Proof] | None = None,
     node: str = "node-1",
     devices: Mapping[Owner, tuple[Device, ...]] | None = None,
+    devices_unknown: Mapping[Owner, str] | None = None,
 ) -> NodeState:
     """Return the state after a pass in which all pods run and every cpuset was applied."""
     shown = tuple(SeenPod.of(pod, uid) for uid, pod in by_runtime_uid(pods).items())
-    observed = Observed(machine, machine.online, shown, pods_complete=complete, devices=devices or {})
+    known = {"devices": devices or {}, "devices_unknown": devices_unknown or {}}
+    observed = Observed(machine, machine.online, shown, pods_complete=complete, **known)  # type: ignore[arg-type]
     planned = plan(observed, ledger or Ledger(), config)
     live, read = [], {}
     for seen in observed.by_age:

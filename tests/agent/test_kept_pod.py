@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -21,13 +21,16 @@ from pinning.planning.observed import SeenPod
 from pinning.planning.requests import overcommit, requested, sidecars
 from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.identity import runtime_uid
-from pinning.pods.resources import READ, members
+from pinning.pods.resources import DEVICES, READ, members
 from pinning.pods.types import Pod
+from published.codec import AnotherVersion, decode
+from published.pod_status import PodStatus
 from tests.agent.fakes import FakeNode
 from tests.agent.states import bound, state_of
 from tests.pinning.world import Wish
 from tests.pods import CORES, container, pod
 
+ANNOTATION_BYTES = 2**18  # of all annotations of an object together: the API server's limit
 AMOUNTS = st.dictionaries(
     st.sampled_from(["cpu", "memory", CORES, "corepin.io/isolated-cores", "example.com/gpu"]),
     st.sampled_from(["1", "2", "500m", "64M"]),
@@ -141,8 +144,8 @@ def test_decoded_pod_is_seen_as_the_whole_pod(document: Any) -> None:
 
 
 def test_fields_that_are_not_read_are_not_kept() -> None:
-    """Environment, labels, foreign annotations and resource names of any size are dropped."""
-    many = {f"example.com/n{number}": "x" for number in range(50)}
+    """Environment, labels, foreign annotations and resource names of any size are dropped; limits for devices are counted."""
+    many = {f"example.com/n{number}": "1" for number in range(50)}
     annotated = {"cpu-manager.corepin.io/pod": "exclusive"}
     plain = pod(container("main", {"cpu": "2", "example.com/gpu": "1"}), annotations=annotated)
     full = pod(
@@ -157,7 +160,9 @@ def test_fields_that_are_not_read_are_not_kept() -> None:
     plain["metadata"]["labels"] = {}
     plain["spec"]["nodeSelector"] = {}  # type: ignore[index]
 
-    assert kept(full) == kept(plain)
+    expected: Any = kept(plain)
+    expected["spec"]["containers"][0]["resources"]["limits"][DEVICES] = 50
+    assert kept(full) == expected
 
 
 def test_our_annotations_are_kept_up_to_a_limit() -> None:
@@ -173,6 +178,27 @@ def test_our_annotations_are_kept_up_to_a_limit() -> None:
 
     assert last.items() <= notes.items()
     assert [len(value) for key, value in notes.items() if key not in last] == [LONGEST_VALUE] * MOST_STRANGE
+
+
+def test_truncated_value_is_refused_as_the_whole_one_is() -> None:
+    """A value with characters that no policy has does not become a valid policy by truncation."""
+    asked = {"cpu-manager.corepin.io/pod": "exclusive", "noise-policy.corepin.io/pod": "quiet"}
+    values = ("eth1-rx-1, eth1-rx-2, ethé", "eth1-rx-1, " * 8 + "é", "eth1-rx-1" * 20, "é")
+    documents = [
+        pod(container("main", limits="2"), annotations={**asked, "irq-policy.corepin.io/pod": value})
+        for value in values
+    ]
+    causes = [[cause.field for cause in SeenPod.of(kept(document)).causes] for document in documents]
+    assert causes == [["metadata.annotations[irq-policy.corepin.io/pod]"]] * len(values)
+
+
+def test_status_of_another_author_does_not_become_valid_by_truncation() -> None:
+    """A status with other characters than ASCII, which the agent does not write, is truncated and stays invalid."""
+    document = pod(container("main", 1), annotations={STATUS_CPUS: "{}" + " " * 1000 + "é"})
+    text = (kept(document)["metadata"] or {})["annotations"][STATUS_CPUS]  # type: ignore[index]
+    assert len(text) < LONGEST_VALUE
+    with pytest.raises(AnotherVersion):
+        decode(PodStatus, text)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +218,7 @@ def test_our_annotations_are_kept_up_to_a_limit() -> None:
 def test_pod_of_very_many_containers_is_refused(
     asking: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such a pod has no claims and one refusal with the reason, and keeps its status annotation."""
+    """A pod of very many containers has no claims and one refusal, and keeps its status annotation."""
     resources = asking.pop("first", {"cpu": "1"})
     crowd = [
         container("first", resources, resources),
@@ -220,14 +246,25 @@ def test_plain_pod_of_very_many_containers_is_not_refused() -> None:
     assert (seen.claims, seen.causes, seen.start_order) == ((), (), ())
 
 
+def full_annotations(containers: Iterable[Any], start: str = "") -> dict[str, str]:
+    """Return one annotation of each family for each container, whose values fill the API server's limit."""
+    keys = [f"{family}/container.{container['name']}" for container in containers for family in FAMILIES]
+    room = (ANNOTATION_BYTES - sum(map(len, keys))) // len(keys) - len(start.encode())
+    return dict.fromkeys(keys, start + "x" * room)
+
+
 def largest() -> Iterator[Any]:
     """Yield pods with the largest kept size that a user can cause."""
     resources = {"cpu": "1", "memory": "1Mi", CORES: "1"}
     full = [container(f"{number:0>60}", resources, resources) for number in range(MOST_CONTAINERS)]
-    notes = {f"{family}/container.{container['name']}": "x" * 99 for container in full for family in FAMILIES}
+    notes = full_annotations(full)
     yield pod(*full, annotations=notes)
     yield pod(*full[: MOST_CONTAINERS // 2], init=full[MOST_CONTAINERS // 2 :], annotations=notes)
     yield pod(*full, *[container(f"x{number}", resources) for number in range(4000)], annotations=notes)
+    short = [container(f"{number:0>3}", resources, resources) for number in range(MOST_CONTAINERS)]
+    for start in ("", "\N{GRINNING FACE}"):  # Python stores a string in the width of its widest character
+        yield pod(*short, annotations=full_annotations(short, start))
+        yield pod(*full, annotations={STATUS_CPUS: start + "x" * (ANNOTATION_BYTES - len(STATUS_CPUS) - 4)})
 
 
 @pytest.mark.parametrize("document", list(largest()))
@@ -247,7 +284,10 @@ def test_no_pod_takes_more_than_its_share(document: Any) -> None:
 
 
 def test_pods_of_the_fake_node_have_the_fields_that_the_watch_keeps(node: FakeNode) -> None:
-    """A test that reads another field would prove what no agent does. An edit in place is an edit of the API."""
+    """Pods of the fake node have only the fields that the agent's watch keeps.
+
+    A test that reads another field would prove what no agent does. An edit in place is an edit of the API.
+    """
     node.add("a", Wish("2", policy="exclusive"))
     document = node.documents["a"]
     document["spec"]["hostname"] = "not kept"

@@ -78,9 +78,8 @@ def done(answer: httpx.Response) -> httpx.Response:
 @contextmanager
 def watching(server: ApiServer) -> Iterator[Iterator[Told]]:
     """Run the watch in a separate process; yield its lines."""
-    token = server.directory / "watching.token"
-    token.write_text(server.admin_token)
-    command = [sys.executable, "-m", "tests.agent.watching", server.url, server.ca_file, token, NODE]
+    places = (server.url, server.ca_file, server.token_file)
+    command = [sys.executable, "-m", "tests.agent.watching", *places, NODE]
     with subprocess.Popen(
         [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:

@@ -11,7 +11,6 @@ import pytest
 
 from agent.config import USER_AGENT
 from agent.pod_watch import PodWatch
-from apiserver.access import Access
 from apiserver.client import Api
 from pinning.contract import CRANE_CPU_MANAGER
 from tests.apiserver.following import NODE, SECONDS, add, aside, remove, remove_all
@@ -46,9 +45,7 @@ class Seen:
 @asynccontextmanager
 async def watching(servers: ControlPlane) -> AsyncIterator[Seen]:
     """Watch the pods until the block ends."""
-    token = servers.server.directory / "watch.token"
-    token.write_text(servers.server.admin_token)
-    seen = Seen(Api(Access(servers.server.url, servers.server.ca_file, token), USER_AGENT))
+    seen = Seen(servers.server.api(USER_AGENT))
     task = asyncio.create_task(seen.source.watch(seen.changed.set))
     try:
         yield seen
@@ -64,58 +61,47 @@ def _no_pod_is_left(servers: ControlPlane) -> Iterator[None]:
     remove_all(servers)
 
 
-def test_pods_of_this_node_are_watched(servers: ControlPlane) -> None:
+async def test_pods_of_this_node_are_watched(servers: ControlPlane) -> None:
     """Created, changed and deleted pods of this node are seen with two requests, others are not."""
-
-    async def main() -> None:
-        async with watching(servers) as seen:
-            await aside(add, servers, "a", "b", note="x")
-            await aside(add, servers, "far", node="node-2")
-            await seen.until("a", "b")
-            await aside(servers.server.kubectl, "annotate", "pod/a", f"{CRANE_CPU_MANAGER}=none")
-            await aside(remove, servers, "b")
-            await seen.until("a")
-            [pod] = seen.source.pods().values()
-            assert (pod["metadata"] or {})["annotations"] == {CRANE_CPU_MANAGER: "none"}
-            assert (seen.api.requests, seen.source.failures) == (2, 0)
-
-    asyncio.run(main())
+    async with watching(servers) as seen:
+        await aside(add, servers, "a", "b", note="x")
+        await aside(add, servers, "far", node="node-2")
+        await seen.until("a", "b")
+        await aside(servers.server.kubectl, "annotate", "pod/a", f"{CRANE_CPU_MANAGER}=none")
+        await aside(remove, servers, "b")
+        await seen.until("a")
+        [pod] = seen.source.pods().values()
+        assert (pod["metadata"] or {})["annotations"] == {CRANE_CPU_MANAGER: "none"}
+        assert (seen.api.requests, seen.source.failures) == (2, 0)
 
 
-def test_one_pod_is_looked_up_by_its_name(servers: ControlPlane) -> None:
+async def test_one_pod_is_looked_up_by_its_name(servers: ControlPlane) -> None:
     """Only this node's pods are found; a missing pod or namespace gives None."""
-
-    async def main() -> None:
-        async with watching(servers) as seen:
-            await aside(add, servers, "a")
-            await aside(add, servers, "far", node="node-2")
-            await seen.until("a")
-            assert await seen.source.look_up("default", "a") in seen.source.pods().values()
-            for namespace, name in (("default", "far"), ("default", "b"), ("nowhere", "a")):
-                assert await seen.source.look_up(namespace, name) is None
-
-    asyncio.run(main())
+    async with watching(servers) as seen:
+        await aside(add, servers, "a")
+        await aside(add, servers, "far", node="node-2")
+        await seen.until("a")
+        assert await seen.source.look_up("default", "a") in seen.source.pods().values()
+        for namespace, name in (("default", "far"), ("default", "b"), ("nowhere", "a")):
+            assert await seen.source.look_up(namespace, name) is None
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_finished_pod_leaves_the_watch(servers: ControlPlane, phase: str) -> None:
+async def test_finished_pod_leaves_the_watch(servers: ControlPlane, phase: str) -> None:
     """A finished pod leaves the watch and later lists, and a lookup by name shows its phase."""
 
     def finish(name: str) -> None:
         body = json.dumps({"status": {"phase": phase}})
         servers.server.kubectl("patch", f"pod/{name}", "--subresource=status", "--type=merge", "-p", body)
 
-    async def main() -> None:
-        async with watching(servers) as seen:
-            await aside(add, servers, "a", "b")
-            await seen.until("a", "b")
-            await aside(finish, "a")
-            await seen.until("b")
-            found = await seen.source.look_up("default", "a")
-            assert found is not None
-            assert found["status"] == {"phase": phase}
-            assert (seen.source.failures, seen.api.requests) == (0, 3)
-            async with watching(servers) as another:
-                await another.until("b")
-
-    asyncio.run(main())
+    async with watching(servers) as seen:
+        await aside(add, servers, "a", "b")
+        await seen.until("a", "b")
+        await aside(finish, "a")
+        await seen.until("b")
+        found = await seen.source.look_up("default", "a")
+        assert found is not None
+        assert found["status"] == {"phase": phase}
+        assert (seen.source.failures, seen.api.requests) == (0, 3)
+        async with watching(servers) as another:
+            await another.until("b")

@@ -24,6 +24,13 @@ def test_wait_is_the_time_until_the_next_token() -> None:
     assert (round(bucket.wait(4.0)), bucket.wait(4.0, burst=2) <= 0.0) == (6, True)
 
 
+def test_several_turns_begin_together_or_not_at_all() -> None:
+    """Two turns need two free tokens; a refused attempt takes none."""
+    bucket = TokenBucket(3, 10.0)
+    assert [bucket.take(0.0, turns=2), bucket.take(0.0, turns=2), bucket.take(0.0)] == [True, False, True]
+    assert (round(bucket.wait(0.0, turns=2)), bucket.take(20.0, turns=2)) == (20, True)
+
+
 @given(st.lists(st.floats(0.0, 5.0), max_size=60), st.integers(1, 5), st.sampled_from([0.5, 1.0, 3.0]))
 def test_no_period_exceeds_burst_and_rate(pauses: list[float], burst: int, seconds: float) -> None:
     """In any period at most `burst` tokens more are taken than the rate allows."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.agent.cri.containerd_config import NRI_TIMEOUT
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,6 +29,7 @@ def config_text(
         pinns=pinns,
         events=str(has_events).lower(),
         options=options,
+        nri_timeout=NRI_TIMEOUT,
     )
 
 
@@ -79,4 +82,6 @@ enable_nri = true
 nri_listen = "{directory}/nri/nri.sock"
 nri_plugin_dir = "{directory}/nri/plugins"
 nri_plugin_config_dir = "{directory}/nri/conf.d"
+nri_plugin_registration_timeout = "{nri_timeout}"
+nri_plugin_request_timeout = "{nri_timeout}"
 """

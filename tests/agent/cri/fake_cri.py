@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 from cri_api.v1 import api_pb2
 
+from tests.agent.grpc_serving import grpc_service
+
 
 class FakeRuntime:
     """The pods of a node, which the test changes; calls are counted in `asked`."""
@@ -54,16 +56,8 @@ class FakeRuntime:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve on the socket until the block ends."""
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", self._handlers()),)
-        )
-        server.add_insecure_port(f"unix://{self.socket}")
-        await server.start()
-        try:
+        async with grpc_service(self.socket, "runtime.v1.RuntimeService", self._handlers()):
             yield
-        finally:
-            await server.stop(None)
 
     def _handlers(self) -> dict[str, Any]:
         answers = {

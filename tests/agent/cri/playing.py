@@ -28,7 +28,7 @@ def play(
         fake = FakeRuntime(tmp_path / "cri.sock")
         if events:
             fake.events = asyncio.Queue()
-        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=2)
+        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=SECONDS)
         async with fake.serving():
             await scenario(fake, runtime)
         return fake

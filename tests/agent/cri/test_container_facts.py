@@ -27,7 +27,7 @@ def listed(name: str, state: State = State.RUNNING) -> ListedContainer:
 async def asked(
     fake: FakeRuntime, runtime: CRI, *containers: ListedContainer, handler: str = "", is_followed: bool = True
 ) -> Sequence[tuple[ContainerInfo | None, int]]:
-    """Return the facts of containers, each with the number of statuses that were asked for until then."""
+    """Return the facts of containers, each with the number of status requests so far."""
     found = []
     for container in containers:
         info = await runtime.facts.of(container, handler, is_followed=is_followed)
@@ -38,10 +38,11 @@ async def asked(
 def show(runtime: CRI) -> None:
     """Let NRI show the first process of every container."""
     runtime.facts.first_process = lambda name: (43, f"kubepods-pod1.slice:crio:{name}")
+    runtime.facts.has_cgroup = lambda _: True
 
 
 def test_shown_process_needs_no_status(tmp_path: Path) -> None:
-    """After the first container of a handler, pid and cgroup of one that runs come from NRI."""
+    """After a handler's first container, pid and cgroup of its running containers come from NRI, without a status."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         show(runtime)
@@ -71,7 +72,7 @@ def test_shown_process_needs_no_status(tmp_path: Path) -> None:
 def test_status_is_requested_where_the_shim_may_be_another(
     tmp_path: Path, info: object, handlers: tuple[str, str], *, is_followed: bool
 ) -> None:
-    """A container whose handler may start virtual machines is asked for."""
+    """The status of a container whose handler may start virtual machines is requested."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         show(runtime)
@@ -83,8 +84,23 @@ def test_status_is_requested_where_the_shim_may_be_another(
     play(tmp_path, scenario)
 
 
+def test_status_is_requested_if_the_host_lacks_the_shown_cgroup(tmp_path: Path) -> None:
+    """The status is requested if the cgroup from NRI is missing on the host, as for untrusted workloads."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        show(runtime)
+        runtime.facts.has_cgroup = lambda path: path == CGROUP
+        for name, info in (("zero", RUNC), ("one", RUNC), ("two", KATA)):
+            fake.add(name, info)
+        _, (trusted, one), (untrusted, two) = await asked(fake, runtime, *map(listed, ("zero", "one", "two")))
+        assert (trusted and (trusted.pid, trusted.in_vm), one) == ((43, False), 1)
+        assert (untrusted and (untrusted.pid, untrusted.in_vm), two) == ((42, True), 2)
+
+    play(tmp_path, scenario)
+
+
 def test_status_is_requested_after_events_were_lost(tmp_path: Path) -> None:
-    """A runtime that was restarted may have other shims, and a container that NRI did not show has no facts."""
+    """After lost events the status is requested again, because a restarted runtime may use other shims."""
 
     async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
         show(runtime)

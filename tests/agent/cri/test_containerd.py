@@ -60,7 +60,7 @@ def containers(containerd: Containerd) -> dict[str, RuntimeContainer]:
     """Return the containers by name over a new connection."""
 
     async def ask() -> dict[str, RuntimeContainer]:
-        runtime = CRI(containerd.socket)
+        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
         return await listed(runtime)
 
     return asyncio.run(ask())
@@ -70,7 +70,7 @@ def update(containerd: Containerd, container_id: str, cpus: CPUSet) -> None:
     """Update a container's CPUs over CRI, as the agent does."""
 
     async def ask() -> None:
-        runtime = CRI(containerd.socket)
+        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
         await runtime.update_cpus(container_id, cpus)
 
     asyncio.run(ask())
@@ -146,7 +146,7 @@ def test_name_has_the_version(containerd: Containerd) -> None:
     """The name of the runtime includes its version."""
 
     async def identify() -> str:
-        runtime = CRI(containerd.socket)
+        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
         return await runtime.identify()
 
     assert asyncio.run(identify()).startswith(containerd.name)
@@ -158,7 +158,7 @@ def test_second_list_has_the_pid_of_a_started_container(containerd: Containerd) 
     created = pod.create("one")
 
     async def twice() -> tuple[RuntimeContainer, RuntimeContainer]:
-        runtime = CRI(containerd.socket)
+        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
         before = (await listed(runtime))["one"]
         pod.start(created)
         return before, (await listed(runtime))["one"]
@@ -331,7 +331,7 @@ def test_watch_reports_creation_start_and_stop(containerd: Containerd) -> None:
                 await asyncio.wait_for(changes.get(), SECONDS)
             states.append(found["one"].state)
 
-        runtime = CRI(containerd.socket, poll_seconds=0.05)
+        runtime = CRI(containerd.socket, poll_seconds=0.05, timeout_seconds=SECONDS)
         async with watched(runtime.watch) as changes:
             await asyncio.wait_for(changes.get(), SECONDS)
             container = await asyncio.to_thread(pod.create, "one")
@@ -351,7 +351,7 @@ def test_containers_survive_a_kill_of_containerd(containerd: Containerd) -> None
     pod.run("one")
 
     async def through() -> tuple[RuntimeContainer, RuntimeContainer]:
-        runtime = CRI(containerd.socket, poll_seconds=0.05)
+        runtime = CRI(containerd.socket, poll_seconds=0.05, timeout_seconds=SECONDS)
         async with watched(runtime.watch) as changes:
             await asyncio.wait_for(changes.get(), SECONDS)
             before = (await listed(runtime))["one"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.environments.node.containerd import Containerd
 
 EXECS = int(os.environ.get("COREPIN_EXECS", "100"))
-SECONDS_EACH = 5  # far above what one takes
+SECONDS_EACH = 5  # far above the time that one exec takes
 
 
 def enter(containerd: Containerd, key: str) -> None:
@@ -71,15 +71,12 @@ def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
     assert len({started.pid for started in found}) == len(found)
 
 
-def test_runtime_without_events_refuses(tmp_path: Path) -> None:
+async def test_runtime_without_events_refuses(tmp_path: Path) -> None:
     """A runtime without the events service, such as CRI-O, raises Unimplemented."""
     from tests.agent.cri.fake_cri import FakeRuntime
 
-    async def scenario() -> None:
-        runtime = FakeRuntime(tmp_path / "cri.sock")
-        async with runtime.serving():
-            with pytest.raises(Unimplemented):
-                async for _ in ContainerdExecs(runtime.socket).started():
-                    pass
-
-    asyncio.run(scenario())
+    runtime = FakeRuntime(tmp_path / "cri.sock")
+    async with runtime.serving():
+        with pytest.raises(Unimplemented):
+            async for _ in ContainerdExecs(runtime.socket).started():
+                pass

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cri import listing_pb2 as pb
-from agent.cri.followed import FollowedList
+from agent.cri.followed import MOST_OWNERS, FollowedList, OwnersInEvents
 from agent.cri.lists import ListedContainer, ListedSandbox
 from agent.cri.runtime import CRI
 from agent.interfaces import RuntimeChange
@@ -110,7 +111,7 @@ def test_event_changes_the_list(
     "told",
     [
         pytest.param(event("a", {}), id="container-missing"),
-        pytest.param(event("b", {}, of="2"), id="no-status-of-its-own-container"),  # as of CRI-O
+        pytest.param(event("b", {}, of="2"), id="no-status-of-its-own-container"),  # as by CRI-O
         pytest.param(event("a", {"1": RUNNING}, handler="kata"), id="machine"),
         pytest.param(pb.ContainerEvent(container_id="s-a"), id="no-sandbox"),
         pytest.param(
@@ -183,6 +184,44 @@ def test_sandbox_in_a_vm_makes_the_list_stale() -> None:
     assert not followed.is_current
 
 
+def test_owners_in_events_are_bounded_by_what_a_node_can_hold() -> None:
+    """While lists fail, the oldest containers are forgotten, so that the runtime is asked for them."""
+    owners = OwnersInEvents()
+    for number in range(MOST_OWNERS + 1):
+        owners.take(event(f"{number}", {f"c{number}": RUNNING}))
+
+    assert (owners.get("c0"), owners.get("c1")) == (None, Owner("uid-1", "main"))
+    assert owners.get(f"c{MOST_OWNERS}") == Owner(f"uid-{MOST_OWNERS}", "main")
+
+
+def test_owner_of_a_deleted_container_is_forgotten() -> None:
+    """Containers that come and go while lists fail leave no owner, also if their last event still has their status."""
+    owners = OwnersInEvents()
+    owners.take(event("a", {"1": RUNNING, "2": RUNNING}))
+    owners.take(event("a", {"1": EXITED, "2": RUNNING}, pb.CONTAINER_DELETED_EVENT, of="1"))
+
+    assert (owners.get("1"), owners.get("2")) == (None, Owner("uid-a", "main"))
+
+
+def test_container_that_events_named_long_ago_is_looked_up_in_a_list(tmp_path: Path) -> None:
+    """An owner that was forgotten while lists failed costs one list with its id."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        async with watching(runtime) as changes:
+            fake.errors["ListContainers"] = (StatusCode.UNAVAILABLE, "busy")
+            for name in ("one", *(f"{number}" for number in range(MOST_OWNERS))):
+                fake.events.put_nowait(name)
+                await asyncio.wait_for(changes.acquire(), SECONDS)
+            fake.add("one", INFO)
+            fake.errors.clear()
+            fake.asked.clear()
+            assert (await runtime.owner("7"), fake.asked.total()) == (Owner("uid-7", "7"), 0)
+            assert (await runtime.owner("one"), fake.asked["ListContainers"]) == (Owner("uid-one", "one"), 1)
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
 def test_events_replace_list_calls(tmp_path: Path) -> None:
     """Once the list is current, a container from an event costs one status call and no list."""
 
@@ -206,6 +245,48 @@ def test_events_replace_list_calls(tmp_path: Path) -> None:
             assert (await runtime.owner("two")).pod_uid == "uid-two"
             assert fake.asked == {"ContainerStatus": 1}
             assert known == await runtime.containers()
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path) -> None:
+    """While events keep the list current, sandboxes are listed only if one of a listed container is unknown."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        fake.add("one", INFO)
+        async with watching(runtime) as changes:
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            listed = await runtime.containers()
+            fake.asked.clear()
+            assert await runtime.containers() == listed
+            assert fake.asked == {"ListContainers": 1}
+
+            fake.add("two", INFO)
+            assert [container.id for container in await runtime.containers()] == ["one", "two"]
+            assert fake.asked["ListPodSandbox"] == 1
+
+    play(tmp_path, scenario, events=True, poll_seconds=60)
+
+
+def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) -> None:
+    """Events may be missed from then on, though the runtime still answers and nothing has changed yet."""
+
+    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+        assert fake.events is not None
+        fake.add("one", INFO)
+        async with watching(runtime) as changes:
+            fake.events.put_nowait("one")
+            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await runtime.containers()
+            assert await runtime.known_containers() is not None
+            fake.asked.clear()
+            fake.events.put_nowait("")
+            while not fake.asked["ListContainers"]:  # the poll right after the end
+                await asyncio.sleep(0.001)
+            assert (await runtime.known_containers(), runtime.changes()) == (None, None)
+            assert fake.asked["Version"] == 0  # the next connection has not begun
 
     play(tmp_path, scenario, events=True, poll_seconds=60)
 

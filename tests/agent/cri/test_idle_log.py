@@ -34,9 +34,8 @@ def test_an_idle_agent_logs_nothing(containerd: Containerd, tmp_path: Path, nri:
         for number in range(PODS):
             node.add(f"pod-{number}", "exclusive" if number == 0 else None)
         until_equal("pods that have their CPUs", lambda: _applied(node), PODS)
-        before = until("a second without news", lambda: _settled(node))
-        time.sleep(SECONDS)
-        assert node.agent.log == before
+        # A busy machine may delay the last lines of the start, so that the first of these times can have some.
+        until("time without news", lambda: _is_idle(node))
 
 
 def _applied(node: ContainerdNode) -> int:
@@ -44,8 +43,8 @@ def _applied(node: ContainerdNode) -> int:
     return sum("applied" in it for it in node.reported().values())
 
 
-def _settled(node: ContainerdNode) -> str | None:
-    """Return the log if it has not grown for a second."""
+def _is_idle(node: ContainerdNode) -> bool:
+    """Return whether the log does not grow for the whole time."""
     before = node.agent.log
-    time.sleep(1)
-    return before if node.agent.log == before else None
+    time.sleep(SECONDS)
+    return node.agent.log == before

@@ -165,7 +165,7 @@ def test_empty_cpuset_raises(tmp_path: Path) -> None:
     """An empty cpuset raises, because in CRI it means unchanged."""
 
     async def scenario(_: FakeRuntime, runtime: CRI) -> None:
-        with pytest.raises(ValueError, match="an empty set is no cpuset"):
+        with pytest.raises(ValueError, match="an empty set is not a cpuset"):
             await runtime.update_cpus("one", EMPTY)
 
     assert play(tmp_path, scenario).asked == {}

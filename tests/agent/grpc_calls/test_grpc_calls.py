@@ -272,7 +272,7 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
         "empty": (BEGIN + OK, Refused, "the answer is empty"),
         "cut-prefix": (BEGIN + frame(DATA, END, b"\0\0"), Unavailable, "ends in the middle"),
         "cut-message": (BEGIN + frame(DATA, END, message(VERSION)[:7]), Unavailable, "ends in"),
-        "two-messages": (BEGIN + ANSWER + ANSWER + OK, Refused, "goes on after its message"),
+        "two-messages": (BEGIN + ANSWER + ANSWER + OK, Refused, "has data after its message"),
         "compressed": (BEGIN + frame(DATA, 0, message(VERSION, 1)), Refused, "compressed"),
         "no-protobuf": (BEGIN + frame(DATA, 0, message(b"\xff")) + OK, Refused, "cannot be read"),
         "too-large": (BEGIN + frame(DATA, 0, struct.pack("!BI", 0, 2**24 + 1)), TooLarge, "exceeds 16 MiB"),

@@ -383,36 +383,29 @@ async def _stalls(path: Path, server: GrpcServer) -> socket.socket:
     return peer
 
 
-def test_shutdown_disconnects_a_peer_that_does_not_read(tmp_path: Path) -> None:
+async def test_shutdown_disconnects_a_peer_that_does_not_read(tmp_path: Path) -> None:
     """Closing does not wait for unsent data."""
-
-    async def run() -> None:
-        server = GrpcServer({})
-        async with server.listening(tmp_path / "s"):
-            peer = await _stalls(tmp_path / "s", server)
-        serving = asyncio.all_tasks() - {asyncio.current_task()}
-        _, pending = await asyncio.wait(serving, timeout=5)
-        peer.close()
-        assert not pending
-
-    asyncio.run(run())
+    server = GrpcServer({})
+    async with server.listening(tmp_path / "s"):
+        peer = await _stalls(tmp_path / "s", server)
+    serving = asyncio.all_tasks() - {asyncio.current_task()}
+    _, pending = await asyncio.wait(serving, timeout=60)
+    peer.close()
+    assert not pending
 
 
-def test_peer_that_does_not_read_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_does_not_read_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that does not read is disconnected after a timeout, because connections are limited."""
     monkeypatch.setattr("agent.grpc_server.STALLED_SECONDS", 0.01)
 
-    async def run() -> None:
-        server = GrpcServer({})
-        async with server.listening(tmp_path / "s"):
-            peer = await _stalls(tmp_path / "s", server)
-            serving = asyncio.all_tasks() - {asyncio.current_task()}
-            _, pending = await asyncio.wait(serving, timeout=5)
-            peer.close()
-            assert not pending
-            assert not server._open
-
-    asyncio.run(run())
+    server = GrpcServer({})
+    async with server.listening(tmp_path / "s"):
+        peer = await _stalls(tmp_path / "s", server)
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        _, pending = await asyncio.wait(serving, timeout=60)
+        peer.close()
+        assert not pending
+        assert not server._open
 
 
 def test_too_many_streams_end_the_connection(tmp_path: Path) -> None:

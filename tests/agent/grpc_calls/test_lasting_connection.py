@@ -27,6 +27,7 @@ from tests.agent.grpc_calls.frames import (
     frame,
     message,
 )
+from tests.environments.waiting import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,6 +36,7 @@ Answer = Callable[["Server", asyncio.StreamWriter, int], Awaitable[None]]
 HEAD_BYTES = 9  # size of a frame's header
 HELD_SECONDS = 0.05
 MANY_PINGS = 30  # fewer bytes than are held back at most
+TOO_MANY_PINGS = 100  # more bytes than these
 BEGIN, OK = block((":status", "200")), block(("grpc-status", "0"))
 
 
@@ -68,10 +70,24 @@ async def answered_and_asked(server: Server, writer: asyncio.StreamWriter, strea
     writer.write(frame(PING, 0, bytes(8), 0))
 
 
+async def answered_and_asked_often(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
+    """Answer, and send more pings at the same time than may stay unanswered."""
+    await answered(server, writer, stream)
+    writer.write(TOO_MANY_PINGS * frame(PING, 0, bytes(8), 0))
+
+
 async def asked_and_answered(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
     """Send a ping, and answer after the client has read it, as Go's server does."""
     writer.write(frame(PING, 0, bytes(8), 0))
     await settle()
+    await answered(server, writer, stream)
+
+
+async def asked_once_and_answered(server: Server, writer: asyncio.StreamWriter, stream: int) -> None:
+    """Send a ping if the last one was answered, as Go's server does, and answer."""
+    if server.pings == server.pongs:
+        writer.write(frame(PING, 0, bytes(8), 0))
+        server.pings += 1
     await answered(server, writer, stream)
 
 
@@ -142,12 +158,6 @@ class Server:
             await settle()
 
 
-async def settle() -> None:
-    """Let both sides handle pending events."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 async def name(calls: Calls) -> str:
     """Return the name of the server that answers."""
     return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
@@ -182,8 +192,11 @@ def test_connection_is_renewed_after_a_thousand_calls(tmp_path: Path) -> None:
     assert (server.connections, server.requests) == (2, 1001)
 
 
-def test_ping_after_an_answer_is_answered_with_the_next_request(tmp_path: Path) -> None:
-    """A ping after an answer, as Go's server sends, is answered together with the next request."""
+def test_ping_after_an_answer_is_answered_with_a_later_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping after an answer is answered together with the first request that is not sent soon after it."""
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
     server = Server("first", answered_and_asked)
 
     async def ask(calls: Calls) -> None:
@@ -193,21 +206,49 @@ def test_ping_after_an_answer_is_answered_with_the_next_request(tmp_path: Path) 
     assert (server.connections, server.pongs) == (1, 1)
 
 
-def test_ping_before_an_answer_is_answered_with_the_next_request(
+def test_ping_before_an_answer_is_answered_with_a_later_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ping before an answer does not delay the answer and is answered with the next request."""
+    """A ping before an answer delays no answer; requests that follow soon do not answer it, a later one does."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
     server = Server("first", asked_and_answered)
 
     async def ask(calls: Calls) -> None:
-        assert await name(calls) == "first"
+        assert [await name(calls), await name(calls)] == ["first", "first"]
         await settle()
         assert server.pongs == 0
+        monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
         assert await name(calls) == "first"
         assert server.pongs == 1
 
     run(tmp_path, server, ask)
+
+
+def test_many_pings_are_answered_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replies to more bytes than may stay unanswered are sent with the next request, however soon it follows."""
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
+    server = Server("first", answered_and_asked_often)
+
+    async def ask(calls: Calls) -> None:
+        assert [await name(calls), await name(calls)] == ["first", "first"]
+
+    run(tmp_path, server, ask)
+    assert server.pongs == TOO_MANY_PINGS
+
+
+def test_reply_is_sent_behind_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that allows itself one ping at a time gets a request before the reply, and pings with every second one."""
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
+    server = Server("first", *[asked_once_and_answered] * 4)
+
+    async def ask(calls: Calls) -> None:
+        for _ in range(4):
+            assert await name(calls) == "first"
+
+    run(tmp_path, server, ask)
+    assert server.pings == 2
 
 
 def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +274,11 @@ def test_wait_without_anything_to_answer_sets_no_timer(
         return asyncio.Timeout(when)
 
     monkeypatch.setattr("agent.http2.asyncio.timeout_at", noted)
+    monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
     server = Server("first", answered, answered_in_parts, asked_and_answered)
 
     async def ask(calls: Calls) -> None:
-        await name(calls)  # its request acknowledges the settings
+        await name(calls)  # the next request acknowledges the settings
         timers.clear()
         assert (await name(calls), timers) == ("first", [])
         assert (await name(calls), len(timers)) == ("first", 1)
@@ -244,19 +286,16 @@ def test_wait_without_anything_to_answer_sets_no_timer(
     run(tmp_path, server, ask)
 
 
-def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: Path) -> None:
+async def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: Path) -> None:
     """A single call leaves no connection open."""
     server = Server()
 
-    async def ask() -> None:
-        calls = Calls(tmp_path / "grpc.sock", "service", 60)
-        async with server.at(calls.socket):
-            for number in range(3):
-                await name(calls)
-                await settle()
-                assert (server.connections, server.open) == (number + 1, 0)
-
-    asyncio.run(ask())
+    calls = Calls(tmp_path / "grpc.sock", "service", 60)
+    async with server.at(calls.socket):
+        for number in range(3):
+            await name(calls)
+            await settle()
+            assert (server.connections, server.open) == (number + 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +333,7 @@ def test_closed_connection_is_replaced(
     ],
 )
 def test_call_is_retried_once_if_no_answer_began(tmp_path: Path, script: list[Answer], requests: int) -> None:
-    """Otherwise the call fails, and the next one connects again."""
+    """A call is retried once if no answer began; otherwise it fails, and the next call connects again."""
     server = Server("first", *script)
 
     async def ask(calls: Calls) -> None:

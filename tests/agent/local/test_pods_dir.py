@@ -72,7 +72,7 @@ def test_unchanged_pod_is_the_same_object(source: PodsDir, tmp_path: Path) -> No
 
 
 def test_edit_keeps_the_creation_time(source: PodsDir, tmp_path: Path) -> None:
-    """The creation time is that of the first look."""
+    """The creation time is the time of the first listing."""
     uid = uid_for("default/a")
     before = (source.pods()[uid]["metadata"] or {})["creationTimestamp"]
     write(tmp_path / "a.yaml", manifest("a", "share"), 10)
@@ -90,7 +90,7 @@ def test_invalid_file_keeps_its_pod(
     assert not source.look()
     assert not source.look()
     assert policy(source, "a") == "exclusive"
-    assert "is no YAML" in source.problems["a.yaml"]
+    assert "is not YAML" in source.problems["a.yaml"]
     assert [record.message for record in caplog.records] == ["manifest not used"]
 
     write(tmp_path / "a.yaml", manifest("a", "share"), 20)
@@ -139,7 +139,9 @@ def test_first_of_two_files_with_the_same_pod_counts(source: PodsDir, tmp_path: 
     write(tmp_path / "z.yaml", manifest("a", "share"))
 
     assert not source.look()
-    assert source.problems == {"z.yaml": "pod default/a is in a.yaml already, which counts: remove one"}
+    assert source.problems == {
+        "z.yaml": "pod default/a is in a.yaml already, and that one is used: remove one"
+    }
     (tmp_path / "a.yaml").unlink()
     assert source.look()
     assert policy(source, "a") == "share"

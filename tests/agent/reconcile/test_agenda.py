@@ -1,4 +1,4 @@
-"""The agenda runs each due look, on a clock that the test sets."""
+"""The agenda runs each callback when it is due, on a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from agent.reconcile.agenda import CRASHED_SECONDS, EARLY_SECONDS, Agenda
 
-LATE_SECONDS = 0.002  # delay with which a timer expires
+LATE_SECONDS = 0.002  # added to the time at which a timer expires
 
 
 class Looks:
-    """An agenda, its clock, and the looks that ran."""
+    """An agenda, its clock, and the callbacks that ran."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Looks:
         self.ran: list[str] = []
 
     def look(self, key: str, again: float | None = None) -> Callable[[], Coroutine[Any, Any, float | None]]:
-        """Return a look that records its key."""
+        """Return a callback that records its key."""
 
         async def note() -> float | None:
             self.ran.append(key)
@@ -33,7 +33,7 @@ class Looks:
         return note
 
     def at(self, now: float) -> list[str]:
-        """Move the clock; return the looks that ran since the last move."""
+        """Move the clock; return the callbacks that ran since it was moved last."""
         self.now, self.ran = now, []
         for key in self.agenda.take_due():
             asyncio.run(self.agenda.look(key))
@@ -47,20 +47,20 @@ def looks() -> Looks:
 
 
 def test_looks_run_in_the_order_in_which_they_are_due(looks: Looks) -> None:
-    """Looks run by due time, then by key; a look without a due time does not run."""
+    """Callbacks run by due time, then by key; a callback without a due time does not run."""
     for key, seconds in (("b", 2.0), ("c", 1.0), ("a", 2.0), ("never", None)):
         looks.agenda.add(key, looks.look(key), seconds)
     assert (looks.at(0.9), looks.at(1.0), looks.at(2.0), looks.at(99.0)) == ([], ["c"], ["a", "b"], [])
 
 
 def test_look_returns_seconds_until_its_next_run(looks: Looks) -> None:
-    """The next run is due the returned number of seconds after the look's end."""
+    """A callback returns the seconds from its end to its next run."""
     looks.agenda.add("a", looks.look("a", again=5.0), 0.0)
     assert (looks.at(1.0), looks.at(5.9), looks.at(6.0)) == (["a"], [], ["a"])
 
 
 def test_poll_joins_a_look_that_is_due(looks: Looks) -> None:
-    """A poll runs up to EARLY_SECONDS early beside another look, and otherwise when it is due; no other look runs early."""
+    """A poll runs up to EARLY_SECONDS early together with another callback, and other callbacks never run early."""
     looks.agenda.add_poll("poll", partial(_noted, looks, "poll", 1.0), 1.0)
     looks.agenda.add_short("short", partial(_noted, looks, "short", 9.0), 1.0 + EARLY_SECONDS / 2)
     assert (looks.at(1.0 - EARLY_SECONDS / 2), looks.at(1.0)) == ([], ["poll"])
@@ -69,29 +69,25 @@ def test_poll_joins_a_look_that_is_due(looks: Looks) -> None:
     assert looks.at(2.0 - EARLY_SECONDS) == ["short", "poll"]
 
 
-def test_pause_ends_beside_a_look(looks: Looks) -> None:
-    """A pause ends when a look runs shortly before its end, without a timer of its own; a cancelled one asks for nothing."""
-
-    async def scenario() -> None:
-        looks.agenda.add_short("short", partial(_noted, looks, "short", 9.0), 10.0 - EARLY_SECONDS / 2)
-        pauses = [asyncio.create_task(looks.agenda.pause(key, 10.0)) for key in ("noise", "cancelled")]
-        await asyncio.sleep(0)
-        pauses[1].cancel()
-        await asyncio.wait(pauses[1:])
-        looks.now = 10.0 - EARLY_SECONDS / 2
-        due = looks.agenda.take_due()
-        assert due == ["short", "noise"]
-        for key in due:
-            await looks.agenda.look(key)
-        await pauses[0]
-
-    asyncio.run(scenario())
+async def test_pause_ends_beside_a_look(looks: Looks) -> None:
+    """If a callback runs shortly before a pause ends, the pause ends with it; a cancelled pause schedules nothing."""
+    looks.agenda.add_short("short", partial(_noted, looks, "short", 9.0), 10.0 - EARLY_SECONDS / 2)
+    pauses = [asyncio.create_task(looks.agenda.pause(key, 10.0)) for key in ("noise", "cancelled")]
+    await asyncio.sleep(0)
+    pauses[1].cancel()
+    await asyncio.wait(pauses[1:])
+    looks.now = 10.0 - EARLY_SECONDS / 2
+    due = looks.agenda.take_due()
+    assert due == ["short", "noise"]
+    for key in due:
+        await looks.agenda.look(key)
+    await pauses[0]
 
 
 def test_pause_that_is_cancelled_as_it_ends_is_no_crash(
     looks: Looks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As when the agent ends: its look is begun before the cancelled task runs."""
+    """Cancelling a pause while its callback begins, as when the agent exits, is not logged as a crash."""
 
     async def scenario() -> None:
         pause = asyncio.create_task(looks.agenda.pause("noise", 10.0))
@@ -108,7 +104,7 @@ def test_pause_that_is_cancelled_as_it_ends_is_no_crash(
 
 
 def test_polls_of_different_periods_share_wakes() -> None:
-    """A poll each second and two each two seconds wake an idle process once a second, however late its timer is."""
+    """A poll each second and two polls each two seconds wake an idle process once a second, even if the timer is late."""
     looks, wakes = Looks(), 0
     for key, seconds in (("machine", 1.0), ("socket", 2.0), ("state", 2.0)):
         looks.agenda.add_poll(key, partial(_noted, looks, key, seconds), 0.0)
@@ -127,7 +123,7 @@ def _noted(looks: Looks, key: str, seconds: float) -> float:
 
 
 def test_later_request_never_postpones_a_look(looks: Looks) -> None:
-    """A later request never postpones an earlier due time; cancelling removes it."""
+    """A later request does not postpone a callback, and cancelling removes the callback."""
     looks.agenda.add("a", looks.look("a"), 3.0)
     looks.agenda.within("a", 1.0)
     looks.agenda.within("a", 2.0)
@@ -138,7 +134,7 @@ def test_later_request_never_postpones_a_look(looks: Looks) -> None:
 
 
 def test_request_during_a_look_runs_after_it(looks: Looks) -> None:
-    """A request during a running look takes effect when that look ends."""
+    """A request for a callback that is running takes effect when that run ends."""
     looks.agenda.add("a", looks.look("a"), 0.0)
     assert looks.agenda.take_due() == ["a"]
     looks.agenda.within("a", 0.0)
@@ -148,7 +144,7 @@ def test_request_during_a_look_runs_after_it(looks: Looks) -> None:
 
 
 def test_crashed_look_is_retried(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
-    """A crashed look is logged with its key and retried, and other looks still run."""
+    """A callback that crashes is logged with its key and retried, and other callbacks still run."""
 
     async def crash() -> float:
         raise RuntimeError("a bug")
@@ -164,7 +160,7 @@ def test_crashed_look_is_retried(looks: Looks, caplog: pytest.LogCaptureFixture)
 
 
 def test_short_look_needs_no_task() -> None:
-    """A short look runs in the turn in which its timer expires, again and again."""
+    """A callback that does not wait runs in the event loop's timer, without a task."""
 
     async def scenario() -> None:
         agenda, rounds, done = Agenda(), 0, asyncio.Event()
@@ -188,7 +184,7 @@ def test_short_look_needs_no_task() -> None:
 
 
 def test_waiting_look_blocks_no_other() -> None:
-    """A look that waits does not block the other looks."""
+    """A callback that waits does not delay other callbacks."""
 
     async def scenario() -> int:
         agenda, rounds, done = Agenda(), 0, asyncio.Event()
@@ -216,7 +212,7 @@ def test_waiting_look_blocks_no_other() -> None:
 
 
 def test_request_for_an_earlier_time_resets_the_timer() -> None:
-    """A request for an earlier time resets the timer; a cancelled look does not run."""
+    """A request for an earlier time resets the timer; a cancelled callback does not run."""
 
     async def scenario() -> list[str]:
         agenda, ran, done = Agenda(), [], asyncio.Event()

@@ -1,4 +1,4 @@
-"""Applying a plan: through the cgroup or the runtime, in which order, and what a failed write causes."""
+"""Applying a plan through the cgroup or the runtime: the order of writes, and the effect of failed writes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import pytest
 
 from agent.errors import Gone, Refused, Unavailable, Unfinished
 from agent.node_state import Path as By
-from agent.reconcile.apply import CONTINUES_SECONDS
+from agent.reconcile.foreign_writes import CONTINUES_SECONDS
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
+from tests.environments.waiting import settle
 from tests.pinning.world import Wish
 
 WINDOWS = "corepin_agent_unpinned_window_seconds_count"
 
 
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
-    """A created container has no cgroup yet, so the runtime gets its CPUs and starts it with them."""
+    """A created container has no cgroup yet, so the agent sends its CPUs to the runtime, which starts it on them."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -35,7 +36,7 @@ def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
 
 
 def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode) -> None:
-    """An update that the runtime lost is detected when the container runs, and its cgroup is written."""
+    """If the runtime loses an update, the agent detects that when the container runs, and writes its cgroup."""
     node.add("a", TWO)
     node.run()
     number = node.start("a", state=State.CREATED)
@@ -48,7 +49,7 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
 
 
 def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
-    """The unpinned time is None and not in the metric if the age of the processes cannot be read."""
+    """If the age of the processes cannot be read, the unpinned time is None and does not count in the metric."""
     node.add("a", TWO)
     node.run()
     number = node.start("a")
@@ -63,7 +64,7 @@ def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
 
 
 def test_created_container_is_sent_once(node: FakeNode) -> None:
-    """A container that stays created is sent to the runtime once."""
+    """The agent sends the CPUs of a created container to the runtime only once."""
     node.add("a", TWO)
     node.start("a", state=State.CREATED)
     node.run(passes=3)
@@ -94,7 +95,7 @@ def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
 
 
 def test_newer_set_waits_for_the_runtime_call_in_flight(node: FakeNode) -> None:
-    """A container that starts while the runtime applies its first set ends on the newest set."""
+    """A container that starts while the runtime applies its first cpuset gets the newest cpuset afterwards."""
     pinned_pair(node)
     node.add("c", PLAIN)
     created = node.start("c", state=State.CREATED)
@@ -107,8 +108,7 @@ def test_newer_set_waits_for_the_runtime_call_in_flight(node: FakeNode) -> None:
         node.begin(created)
         node.add("a", Wish("2", policy="none"))
         passing = asyncio.create_task(node.agent.reconciler.run_pass())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         node.runtime.gate.set()
         await passing
 
@@ -118,7 +118,7 @@ def test_newer_set_waits_for_the_runtime_call_in_flight(node: FakeNode) -> None:
 
 
 def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> None:
-    """If cgroups are read-only the agent updates containers through the runtime and reads the result back."""
+    """If cgroups are read-only, the agent updates containers through the runtime and reads the cpusets back."""
     node.cgroups.writable = False
     owner, other = pinned_pair(node)
 
@@ -127,7 +127,7 @@ def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> Non
 
 
 def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
-    """A container whose cgroup write is refused is updated through the runtime."""
+    """If the kernel refuses a cgroup write, the agent updates the container through the runtime."""
     node.add("a", TWO)
     number = node.start("a")
     node.cgroups.errors[node.cgroup(number)] = Refused("EACCES")
@@ -155,7 +155,7 @@ def test_owner_waits_until_others_have_left_its_cpus(node: FakeNode) -> None:
 
 
 def test_move_of_very_many_cgroups_continues_in_the_next_passes(node: FakeNode) -> None:
-    """Until it ends the container fails and is reported on CPUs that it has not left, and no foreign write is seen."""
+    """While the move of very many child cgroups continues, the container counts as failed and keeps its old CPUs."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unfinished("has more than 1024 cgroups")
@@ -176,7 +176,7 @@ def test_move_of_very_many_cgroups_continues_in_the_next_passes(node: FakeNode) 
 
 
 def test_lost_write_of_a_bystander_holds_the_grant_up(node: FakeNode) -> None:
-    """A write that the kernel does not show on read-back counts as failed, so the owner waits."""
+    """A write that the kernel does not show on read-back counts as failed, so the new owner of the CPUs waits."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.add("a", TWO)
@@ -219,7 +219,7 @@ def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
 
 
 def test_write_that_waits_for_another_requests_no_pass(node: FakeNode) -> None:
-    """A write that waits for another failed write causes no immediate pass when its backoff is over."""
+    """When the backoff of a write is over, it requests no pass if it waits for another failed write."""
     node.add("a", TWO)
     number = node.start("a")
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0,4")
@@ -236,7 +236,7 @@ def test_write_that_waits_for_another_requests_no_pass(node: FakeNode) -> None:
 
 
 def test_error_of_an_unneeded_write_is_removed(node: FakeNode) -> None:
-    """The error of a write that is no longer needed is removed from the state."""
+    """When a failed write is no longer needed, its error is removed from the state."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
@@ -250,7 +250,7 @@ def test_error_of_an_unneeded_write_is_removed(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("error", [Gone("x"), Gone("no such container")])
 def test_container_that_exits_during_a_write_frees_its_cpus(node: FakeNode, error: Gone) -> None:
-    """A container that exits while it is written counts as having left the owner's CPUs."""
+    """If a container exits while it is moved off the owner's CPUs, these CPUs count as free."""
     node.add("b", PLAIN)
     other = node.start("b")
     node.add("a", TWO)
@@ -263,7 +263,7 @@ def test_container_that_exits_during_a_write_frees_its_cpus(node: FakeNode, erro
 
 
 def test_narrower_parent_cgroup_is_reported_as_failure(node: FakeNode) -> None:
-    """If a parent cgroup narrows the effective set, the container is a failure and not pinned."""
+    """If a parent cgroup restricts the effective CPUs, the container counts as failed and not as pinned."""
     node.add("a", TWO)
     number = node.start("a")
     node.cgroups.ceiling[node.cgroup(number)] = CPUSet.parse("0-3")

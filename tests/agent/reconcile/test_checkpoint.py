@@ -33,7 +33,7 @@ from tests.pinning.world import Wish, World
 
 
 def saved(topology: Topology = FLAT, boot: str = "boot-1") -> Saved:
-    """Return a checkpoint with two assignments."""
+    """Return a checkpoint with two assigned containers."""
     world = World(topology)
     world.add("a", [Wish("2", policy="exclusive")])
     world.add("b", [Wish("1", policy="share")])
@@ -48,12 +48,12 @@ def settled(folder: StateDir) -> None:
 
 
 def test_checkpoint_is_read_as_it_was_written() -> None:
-    """A checkpoint that is written and read back is equal."""
+    """A checkpoint that is saved and loaded equals the original."""
     assert read(write(saved()), "machine-1") == saved()
 
 
 def test_devices_are_read_as_they_were_written() -> None:
-    """Devices are stored inside the ledger, where an earlier version ignores them."""
+    """Devices are saved inside the ledger, where earlier versions ignore them."""
     devices = {Owner("a", "c0"): (Device("nvidia.com/gpu", CPUSet([1])),), Owner("b", "c0"): ()}
     with_devices = replace(saved(), devices=devices)
     content = write(with_devices)
@@ -76,7 +76,7 @@ def test_checkpoint_of_an_earlier_agent_is_read() -> None:
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_checkpoint_with_a_flipped_bit_is_refused(at: int, bit: int) -> None:
-    """A checkpoint with one flipped bit is refused, or reads as the same values."""
+    """A checkpoint with one flipped bit is refused, or has the same values as the original."""
     content = bytearray(write(saved()))
     content[at % len(content)] ^= 1 << bit
     with suppress(Unusable):
@@ -128,7 +128,7 @@ def test_checkpoint_of_an_older_version_is_refused() -> None:
 
 
 def newer(at: str = "top", **members: object) -> bytes:
-    """Return a checkpoint with members that only a later version knows."""
+    """Return a checkpoint with fields that only a later version has."""
     body = json.loads(write(saved()))
     del body["version"], body["checksum"]
     (body if at == "top" else body["ledger"]).update(members)
@@ -139,7 +139,7 @@ def newer(at: str = "top", **members: object) -> bytes:
 
 @pytest.mark.parametrize("at", ["top", "ledger"])
 def test_members_of_a_later_version_are_passed_over(at: str) -> None:
-    """Unknown members are ignored when read and covered by the checksum."""
+    """Unknown fields are ignored when a checkpoint is loaded, and are covered by the checksum."""
     content = newer(at, devices={"gpu-0": ["uid", 3]}, needs=[]) if at == "top" else newer(at, pools=[None])
 
     assert read(content, "machine-1") == saved()
@@ -148,7 +148,7 @@ def test_members_of_a_later_version_are_passed_over(at: str) -> None:
 
 
 def test_needs_are_written_only_if_not_empty() -> None:
-    """`needs` is written only when it is not empty, because earlier agents refuse a file with this member."""
+    """`needs` is written only if it is not empty, because earlier agents refuse a file with this field."""
     needing = replace(saved(), needs=frozenset({"pools", "devices"}))
 
     assert "needs" not in json.loads(write(saved()))
@@ -156,7 +156,7 @@ def test_needs_are_written_only_if_not_empty() -> None:
 
 
 def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None:
-    """A checkpoint that needs a later version is refused with a short error, and its file stays."""
+    """If `needs` names an unknown feature, the checkpoint is refused with a short error, and the file is kept."""
     folder = StateDir(tmp_path)
     path = tmp_path / "checkpoint.json"
     folder.save(replace(saved(), needs=frozenset({"pools"})))
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None
 
 
 def test_another_machines_needs_do_not_count(tmp_path: Path) -> None:
-    """A checkpoint of another machine is refused for the machine, whatever its `needs` say."""
+    """A checkpoint of another machine is refused because of the machine id, whatever its `needs` contain."""
     with pytest.raises(Unusable, match="another machine"):
         read(newer(needs=["pools"]), "machine-2")
 
@@ -190,7 +190,7 @@ def test_another_machines_needs_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("needs", ["pools", None, {"pools": 1}, [1], [["pools"]], "x" * 10**6])
 def test_malformed_needs_are_refused(needs: object) -> None:
     """A malformed `needs` member is refused with a truncated error message."""
-    with pytest.raises(Unusable, match="no list of words") as found:
+    with pytest.raises(Unusable, match="not a list of words") as found:
         read(newer(needs=needs), "machine-1")
     assert len(str(found.value)) < 200
 
@@ -216,7 +216,7 @@ def test_damaged_checkpoint_is_kept_under_another_name(tmp_path: Path) -> None:
 
 
 def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
-    """A partly written `checkpoint.new` is ignored; the older checkpoint is loaded."""
+    """A partly written `checkpoint.new` is ignored, and the older checkpoint is loaded."""
     folder = StateDir(tmp_path)
     settled(folder)
     (tmp_path / "checkpoint.new").write_bytes(b"{")
@@ -225,7 +225,7 @@ def test_half_written_file_beside_is_ignored(tmp_path: Path) -> None:
 
 
 def test_checkpoint_is_loaded_before_it_was_flushed(tmp_path: Path) -> None:
-    """A saved checkpoint is loaded also when the agent died before it was flushed."""
+    """A saved checkpoint is loaded even if the agent died before it flushed the file."""
     folder = StateDir(tmp_path)
     settled(folder)
     folder.save(saved(WITHOUT_SMT))
@@ -238,7 +238,7 @@ def test_checkpoint_is_loaded_before_it_was_flushed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saves", [1, 2])
 def test_power_cut_before_the_flush_leaves_the_one_before(tmp_path: Path, saves: int) -> None:
-    """If an unflushed checkpoint is torn, the last flushed one is loaded, also after several saves."""
+    """If a power failure destroys a checkpoint that was not flushed, the last flushed one is loaded."""
     folder = StateDir(tmp_path)
     settled(folder)
     for _ in range(saves):
@@ -259,7 +259,7 @@ def test_remove_deletes_saved_and_flushed_checkpoints(tmp_path: Path) -> None:
 
 
 def test_second_agent_is_kept_out(tmp_path: Path) -> None:
-    """A second agent is refused with the pid of the first, and can start once the first has closed."""
+    """A second agent is refused with the pid of the first, and can start once the first has exited."""
     first = StateDir(tmp_path)
     with pytest.raises(AlreadyRunning, match=r"pid \d+.*stop it"):
         StateDir(tmp_path)
@@ -268,7 +268,7 @@ def test_second_agent_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_ledger_of_the_same_boot_is_kept_as_it_is() -> None:
-    """Within one boot the ledger is kept as it is, also when CPUs of it are offline."""
+    """Within one boot the ledger is kept unchanged, even if some of its CPUs are offline."""
     now = FLAT.with_online(CPUSet.parse("0"))
     assert as_kept(saved(), "boot-1", now) == saved().ledger
 

@@ -1,14 +1,24 @@
-"""Foreign writes of cpusets: repair, conflicts, and changes that are no foreign write."""
+"""Foreign writes of cpusets: their repair, conflicts, and changes that are not foreign writes."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from pinning.machine.cpuset import CPUSet
+import pytest
+
+from agent.errors import AgentError, Unavailable, Unfinished
+from agent.reconcile.container_record import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from agent.reconcile.foreign_writes import CONTINUES_SECONDS, WINDOW_SECONDS
+from agent.reconcile.reconciler import Settings
+from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import container, pinned_pair
+from tests.agent.reconcile.scenes import TWO, container, pinned_pair
 from tests.pinning.world import Wish
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
@@ -22,9 +32,9 @@ def test_foreign_write_is_repaired_at_once(node: FakeNode) -> None:
 
 
 def test_child_cgroups_follow_a_foreign_write_that_needs_no_repair(node: FakeNode) -> None:
-    """A late call of the runtime gives a container the CPUs that are planned for it; the agent moves its child cgroups."""
+    """If another program writes the planned CPUs to a container's cgroup, the agent still moves the child cgroups."""
     owner, _ = pinned_pair(node)
-    node.cgroups.version = 1  # on cgroup v2 child cgroups follow their parent by themselves
+    node.cgroups.version = 1  # on cgroup v2 the kernel moves child cgroups with their parent
     node.add("a", Wish("2", policy="none"))
     node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
     node.run()
@@ -33,11 +43,116 @@ def test_child_cgroups_follow_a_foreign_write_that_needs_no_repair(node: FakeNod
     assert (node.cgroup(owner), "1,5") in node.cgroups.befores
 
 
+def very_many_child_cgroups(node: FakeNode) -> tuple[str, str]:
+    """Write the cgroup of a container with more child cgroups than one pass moves; return both."""
+    owner, _ = pinned_pair(node)
+    cgroup = node.cgroup(owner)
+    node.cgroups.version = 1
+    node.add("a", Wish("2", policy="none"))
+    node.cpusets[cgroup] = CPUSet.parse("0-7")
+    node.cgroups.errors[cgroup] = Unfinished("has more than 1024 cgroups")
+    return owner, cgroup
+
+
+def test_very_many_child_cgroups_follow_in_the_next_passes(node: FakeNode) -> None:
+    """A pass moves a limited number of child cgroups; the next pass follows soon and continues."""
+    _, cgroup = very_many_child_cgroups(node)
+    for _ in range(3):
+        node.run()
+        assert (cgroup, "1,5") not in node.cgroups.befores
+        assert node.agent.reconciler.retry_seconds() == CONTINUES_SECONDS
+    node.cgroups.errors.clear()
+    node.run(2)
+
+    assert node.cgroups.befores.count((cgroup, "1,5")) == 1
+    assert node.agent.reconciler.retry_seconds() != CONTINUES_SECONDS
+    assert node.agent.reconciler.metrics.rewrites._value.get() == 1
+
+
+def test_children_of_several_containers_follow_in_turn(node: FakeNode) -> None:
+    """One pass spends its limit of child cgroups on one container, so that it takes no longer with several of them."""
+    node.cgroups.version = 1
+    for uid in "abc":
+        node.add(uid, TWO)
+    cgroups = [node.cgroup(node.start(uid)) for uid in "abc"]
+    node.run()
+    for uid, cgroup in zip("abc", cgroups, strict=True):
+        node.add(uid, Wish("2", policy="none"))
+        node.cpusets[cgroup] = CPUSet.parse("0-7")
+        node.cgroups.errors[cgroup] = Unfinished("has more than 1024 cgroups")
+    moved, write = list[str](), node.cgroups.write
+
+    def noting(cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
+        moved.append(cgroup)
+        write(cgroup, cpus, before)
+
+    node.cgroups.write = noting  # type: ignore[method-assign]
+    for _ in range(4):
+        node.run()
+        assert node.agent.reconciler.retry_seconds() == CONTINUES_SECONDS
+    assert moved == [*cgroups, cgroups[0]]
+    node.cgroups.errors.clear()
+    node.run()
+    assert sorted(moved[4:]) == cgroups
+    assert node.agent.reconciler.retry_seconds() != CONTINUES_SECONDS
+
+
+def test_child_cgroups_stop_following_with_their_container(node: FakeNode) -> None:
+    """When a container is removed, no further passes move its child cgroups."""
+    owner, _ = very_many_child_cgroups(node)
+    node.run()
+    assert node.agent.reconciler.retry_seconds() == CONTINUES_SECONDS
+    del node.containers[owner]
+    node.run()
+
+    assert node.agent.reconciler.retry_seconds() != CONTINUES_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("planned", "error"),
+    [
+        pytest.param("none", Unfinished("has more than 1024 cgroups"), id="child cgroups"),
+        pytest.param("exclusive", Unavailable("no answer"), id="the container"),
+    ],
+)
+def test_nothing_is_retried_where_the_agent_only_observes(
+    node: FakeNode, tmp_path: Path, planned: str, error: AgentError
+) -> None:
+    """If the kubelet restarts with the static policy, writes end, and no pass is requested for pending child cgroups."""
+    state_file = tmp_path / "cpu_manager_state"
+    node.settings = Settings("node-1", node.config, state_file)
+    node.new_agent()
+    owner, _ = pinned_pair(node)
+    cgroup = node.cgroup(owner)
+    node.cgroups.version = 1
+    node.add("a", Wish("2", policy=planned))
+    node.cpusets[cgroup] = CPUSet.parse("0-7")
+    node.cgroups.errors[cgroup] = error
+    node.run()
+    assert node.agent.reconciler.retry_seconds() in {CONTINUES_SECONDS, FIRST_RETRY_SECONDS}
+    state_file.write_text('{"policyName":"static"}')
+    node.run()
+
+    assert node.agent.reconciler.retry_seconds() == WINDOW_SECONDS
+
+
+def test_a_conflict_delays_the_retry_of_a_failed_write(node: FakeNode) -> None:
+    """During a conflict a container is not written, so no pass is requested for a failed write that would be due."""
+    owner, _ = pinned_pair(node)
+    cgroup = node.cgroup(owner)
+    node.cgroups.errors[cgroup] = Unavailable("no answer")
+    for foreign in ("0-7", "0-6", "0-5"):
+        node.time.now += LONGEST_RETRY_SECONDS
+        node.cpusets[cgroup] = CPUSet.parse(foreign)
+        node.run()
+    assert node.agent.reconciler.retry_seconds() == WINDOW_SECONDS
+
+
 def test_child_cgroups_never_follow_a_foreign_write_onto_other_cpus(node: FakeNode) -> None:
-    """The agent does not write a foreign cpuset again, so that child cgroups keep their CPUs until the repair."""
+    """The child cgroups do not follow a foreign write to other CPUs, and keep their CPUs until the repair."""
     owner, _ = pinned_pair(node)
     node.cgroups.version = 1
-    for _ in range(3):  # the third is a conflict, and is left alone
+    for _ in range(3):  # the third foreign write is a conflict, and is not repaired
         node.cpusets[node.cgroup(owner)] = CPUSet.parse("0-7")
         node.cgroups.writes.clear()
         node.run()
@@ -45,7 +160,7 @@ def test_child_cgroups_never_follow_a_foreign_write_onto_other_cpus(node: FakeNo
 
 
 def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNode) -> None:
-    """The third foreign write is a reported conflict, which is repaired after ten quiet minutes."""
+    """The third foreign write is reported as a conflict, and repaired after ten minutes without a foreign write."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
@@ -62,12 +177,12 @@ def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNod
 
 
 def test_created_container_is_no_intruder(node: FakeNode) -> None:
-    """A created container whose cgroup has all CPUs is no intruder, because no task of it runs yet."""
+    """A created container whose cgroup has all CPUs is not an intruder, because it has no tasks yet."""
     pinned_pair(node)
     node.add("late", Wish("1", policy="exclusive"))
     number = node.start("late", state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online
-    node.runtime.gate = asyncio.Event()  # what it is sent does not arrive yet
+    node.runtime.gate = asyncio.Event()  # the runtime does not apply the cpusets that it is sent
     state = node.runner.run(node.agent.reconciler.run_pass())
 
     assert state is not None
@@ -80,7 +195,7 @@ def test_created_container_is_no_intruder(node: FakeNode) -> None:
 
 
 def test_writes_during_a_conflict_extend_it(node: FakeNode) -> None:
-    """Foreign writes during a conflict extend it and request no pass."""
+    """Foreign writes during a conflict prolong it, and request no pass."""
     _, other = pinned_pair(node)
     for _ in range(3):
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")

@@ -1,19 +1,28 @@
-"""Counting foreign writes of a cpuset: when they become a conflict, and when it ends."""
+"""Foreign writes of a cpuset: when a conflict begins and ends, and in which order child cgroups are moved."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.reconcile.foreign_writes import WINDOW_SECONDS, ForeignWrites
-from pinning.planning.observed import Owner
+from agent.errors import Unfinished
+from agent.interfaces import RuntimeContainer
+from agent.reconcile.container_record import ContainerRecord
+from agent.reconcile.foreign_writes import WINDOW_SECONDS, ChildCgroups, ForeignWrites
+from pinning.machine.cpuset import CPUSet
+from pinning.planning.observed import Owner, State
+
+if TYPE_CHECKING:
+    from tests.agent.fakes import FakeNode
 
 ONE, OTHER = Owner("a", "c0"), Owner("b", "c0")
 
 
 def after(*times: float) -> ForeignWrites[Owner]:
-    """Return the record of foreign writes at these times."""
+    """Return the record of a container with foreign writes at these times."""
     writes: ForeignWrites[Owner] = ForeignWrites()
     for time in times:
         writes = writes.at(time).saw(ONE, time)
@@ -44,7 +53,7 @@ def test_conflict_concerns_its_container_only() -> None:
 
 
 def test_many_writes_are_counted_at_once() -> None:
-    """Each counts as one write."""
+    """If a pass finds several foreign writes at once, it counts each of them."""
     assert after(0, 1).saw_all((ONE, OTHER), 2) == after(0, 1).saw(ONE, 2).saw(OTHER, 2)
 
 
@@ -56,6 +65,44 @@ def test_time_until_a_conflict_ends_is_known() -> None:
 
 @given(times=st.lists(st.integers(0, 5000), max_size=12))
 def test_quiet_ends_everything(times: list[int]) -> None:
-    """After ten quiet minutes no record of foreign writes is left."""
+    """After ten minutes without foreign writes no record of them is left."""
     writes = after(*sorted(times))
     assert writes.at(max(times, default=0) + WINDOW_SECONDS) == ForeignWrites()
+
+
+def rewritten(name: str, before: str) -> ContainerRecord:
+    """Return the record of a container to whose cgroup another program wrote the planned CPUs."""
+    seen = RuntimeContainer(name, name, "test", name, "c0", State.RUNNING, 100, f"/{name}")
+    record = ContainerRecord(seen, is_awaited=False)
+    record.planned(CPUSet.parse("0-7"), is_owner=False)
+    for cpus in (before, "0-7"):
+        record.found(CPUSet.parse(cpus), "2026-11-29T00:00:00Z")
+    return record
+
+
+def test_new_rewrites_do_not_postpone_an_earlier_move(node: FakeNode) -> None:
+    """The child cgroups of an earlier foreign write are moved before those of a later one that takes several passes."""
+    records = {name: rewritten(name, "1,5") for name in "abc"}
+    node.cgroups.version = 1
+    node.cpusets |= {f"/{name}": CPUSet.parse("0-7") for name in records}
+    node.cgroups.errors = {f"/{name}": Unfinished("has more than 1024 cgroups") for name in records}
+    children = ChildCgroups(node.cgroups)
+    children.follow([records["a"]], records)
+    del node.cgroups.errors["/a"]
+    for name in "bc":
+        children.follow([records[name]], records)
+    assert node.cgroups.befores == [("/a", "1,5")]
+
+
+def test_move_continues_from_the_newest_rewrite(node: FakeNode) -> None:
+    """After another foreign write, child cgroups are moved from the CPUs that they had before that write."""
+    node.cgroups.version = 1
+    node.cpusets["/a"] = CPUSet.parse("0-7")
+    node.cgroups.errors["/a"] = Unfinished("has more than 1024 cgroups")
+    children = ChildCgroups(node.cgroups)
+    for before in ("1,5", "2,6"):
+        record = rewritten("a", before)
+        children.follow([record], {"a": record})
+    node.cgroups.errors.clear()
+    children.follow([], {"a": record})
+    assert node.cgroups.befores == [("/a", "2,6")]

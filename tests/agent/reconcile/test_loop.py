@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.errors import Unavailable
+from agent.errors import Refused, Unavailable
 from agent.interfaces import StrayTasks
 from agent.node_state import NodeState
 from agent.process import Agent
@@ -37,7 +37,7 @@ def pinned(state: NodeState) -> int:
 
 
 def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
-    """An edited annotation is applied and published without waiting for a timer."""
+    """After an edit of an annotation a pass applies and publishes it without waiting for a timer."""
     node.add("a", Wish("2", policy="none"))
     number = node.start("a")
 
@@ -65,7 +65,7 @@ def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
 
 
 def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
-    """A foreign write seen by inotify is repaired without waiting for a timer."""
+    """A foreign write that inotify reports is repaired without waiting for a timer."""
     node.add("a", TWO)
     number = node.start("a")
 
@@ -81,7 +81,7 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
 
 
 def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
-    """An observing agent repins a launcher's vCPUs on each cpuset write of the kubelet."""
+    """When the kubelet writes a launcher's cpuset, an observing agent pins the vCPUs again."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.add("v", FOUR, vm=True)
     number = node.start("v", "compute")
@@ -101,14 +101,14 @@ def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
 
 
 def machine_cpus(state: NodeState) -> str:
-    """Return the CPUs of the virtual machine in a state, if its vCPUs are pinned one to one."""
+    """Return the CPUs of the virtual machine in a state, or None if its vCPUs are not pinned one to one."""
     return "".join(str(pod.vm.cpus) for pod in state.pods if pod.vm and pod.vm.is_one_to_one)
 
 
 def test_kubelet_that_starts_with_another_policy_makes_a_pass(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The policy is read again when the kubelet replaces its state file, without any other event."""
+    """When the kubelet replaces its state file, the agent reads the policy again without any other event."""
     monkeypatch.setattr("agent.reconcile.loop.SWEEP_SECONDS", 1e6)
     state, new = tmp_path / "cpu_manager_state", tmp_path / "new"
     state.write_text('{"policyName":"none","checksum":1}')
@@ -132,8 +132,25 @@ def test_cgroups_of_running_containers_are_watched(node: FakeNode) -> None:
     assert node.cgroups.followed == {node.cgroup(number)}
 
 
+def test_cgroups_that_could_not_be_watched_are_watched_by_the_next_pass(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the kernel refuses an inotify watch, each pass tries again, and the reason is logged once."""
+    number = node.start("a")
+    node.cgroups.unwatched = Refused("inotify cannot watch")
+    node.run(passes=3)
+    assert caplog.messages.count("cgroups are not watched") == 1
+    node.cgroups.unwatched = None
+    node.run()
+    assert node.cgroups.followed == {node.cgroup(number)}
+
+    node.cgroups.unwatched = Refused("inotify cannot watch")
+    node.runner.run(node.agent.reconciler.sweep(lambda: False))
+    assert caplog.messages.count("cgroups are not watched") == 2
+
+
 def test_cgroup_watches_are_renewed_by_changes_and_sweeps(node: FakeNode) -> None:
-    """Sweeps renew all cgroup watches; a pass after which other containers run adds theirs, and no other pass does."""
+    """A sweep renews all watches of cgroups, and a pass adds the watches of containers that started since the last."""
     node.start("a")
     node.run()
     asked: list[bool] = []
@@ -153,7 +170,7 @@ def test_cgroup_watches_are_renewed_by_changes_and_sweeps(node: FakeNode) -> Non
 
 
 def test_every_pass_renews_the_container_watch(node: FakeNode) -> None:
-    """Every pass passes all cgroups to the container watch, which may have lost its inotify watches."""
+    """Every pass gives the container watch all cgroups, because the kernel may have dropped inotify watches."""
     asked: list[list[str]] = []
     node.container_watch = FakeWatch(node)
     node.container_watch.follow = lambda cgroups: asked.append(list(cgroups))  # type: ignore[method-assign]
@@ -167,7 +184,7 @@ def test_every_pass_renews_the_container_watch(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("503"), RuntimeError("a bug")])
 def test_failed_report_is_retried(node: FakeNode, error: Exception) -> None:
-    """A report that fails or crashes is retried with the newest state, and the loop continues."""
+    """A report that fails or crashes is retried with the newest state, and passes continue."""
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: state.is_synchronised)
@@ -204,7 +221,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
 
 
 def test_an_event_about_a_cpu_asks_for_a_look_at_the_machine(node: FakeNode) -> None:
-    """While the kernel reports hotplug, the next look may be ten seconds away."""
+    """A hotplug event causes an immediate read of the machine's CPUs, because the next periodic one may be 10 s away."""
     events = node.machine_watch = FakeMachineWatch()
 
     async def scenario(agent: Agent, reports: Reports) -> None:
@@ -236,7 +253,7 @@ def test_failed_pass_is_retried(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("error", [RecursionError("nested"), OSError("no file")], ids=["crash", "failure"])
 def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> None:
-    """What a container makes of its cgroup may surprise the look at its tasks; later pods are pinned all the same."""
+    """If the tasks of a container cannot be read, the pass continues and pins pods that follow."""
     node.add("a", TWO)
     node.start("a")
 
@@ -266,7 +283,7 @@ def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNo
 
 
 def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode) -> None:
-    """With a checkpoint and no pod list, owners keep their CPUs and new containers stay off them."""
+    """With a checkpoint and no pod list, owners keep their CPUs and new containers do not get them."""
     node.add("a", TWO)
     owner = node.start("a")
     node.run()
@@ -319,7 +336,7 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
 
 
 def test_failed_flush_is_followed_by_a_new_save(node: FakeNode) -> None:
-    """If flushing the checkpoint fails, the next pass saves it again."""
+    """If the checkpoint cannot be flushed, the next pass saves it again."""
     node.add("a", TWO)
     number = node.start("a")
     (node.folder / "checkpoint.old").mkdir()
@@ -335,7 +352,7 @@ def test_failed_flush_is_followed_by_a_new_save(node: FakeNode) -> None:
 
 
 def test_reset_resets_the_reporter(node: FakeNode) -> None:
-    """Resetting the agent, as uninstalling does, also resets what it reported."""
+    """Resetting the agent, as at an uninstallation, also resets its reports."""
     reports = Reports()
     agent = node.new_agent(reports)
     node.runner.run(agent.reset())

@@ -1,4 +1,4 @@
-"""Lookup by name of pods whose containers run but which the watch has not shown."""
+"""Pods of running containers that the watch has not shown: the agent looks them up by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.reconcile.missing_pods import PAUSE_SECONDS, MissingPodLookup
 from pinning.pods.phase import is_final
 from tests.agent.fakes import FakeNode
+from tests.environments.waiting import settle
 from tests.pinning.world import Wish, pod_document
 
 TWO = Wish("2", policy="exclusive")
 
 
 def answer(node: FakeNode) -> list[float]:
-    """Answer every open lookup; return the waits between them."""
+    """Answer every open lookup; return the delays between them."""
     waits: list[float] = []
     lookup = node.agent.reconciler.observer.missing_pods
 
@@ -29,8 +30,7 @@ def answer(node: FakeNode) -> list[float]:
     async def run() -> None:
         lookup._sleep = sleep
         task = asyncio.create_task(lookup.run())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         task.cancel()
         await asyncio.wait([task])
 
@@ -44,7 +44,7 @@ def miss(node: FakeNode, uid: str, *, known_as: str = "") -> None:
 
 
 def test_missed_pod_is_found_and_counts_as_seen(node: FakeNode) -> None:
-    """A pod found by lookup is treated as listed: its claim is granted and another pass is requested."""
+    """A pod that a lookup finds is treated like a listed one: its claim is granted and a pass is requested."""
     miss(node, "a")
     number = node.start("a")
     node.run()
@@ -81,7 +81,7 @@ def test_missing_pod_is_looked_up_once(node: FakeNode, failure: AgentError | Non
 
 
 def test_pod_of_the_same_name_with_another_uid_is_not_taken(node: FakeNode) -> None:
-    """A found pod with the same name and another uid is ignored."""
+    """A pod with the same name and another uid is ignored."""
     miss(node, "a", known_as="later")
     number = node.start("a")
     node.run()
@@ -93,7 +93,7 @@ def test_pod_of_the_same_name_with_another_uid_is_not_taken(node: FakeNode) -> N
 
 
 def test_pod_whose_container_returns_is_looked_up_again(node: FakeNode) -> None:
-    """A lookup result is dropped when the runtime no longer lists the pod's containers."""
+    """When the runtime no longer lists containers of a pod, the result of its lookup is dropped."""
     number = node.start("a")
     node.run()
     answer(node)
@@ -144,7 +144,7 @@ def test_lookups_of_unknown_pods_run_one_after_the_other(node: FakeNode) -> None
 
 
 def test_found_pod_keeps_its_cpus_between_two_of_its_containers(node: FakeNode) -> None:
-    """A found pod keeps its CPUs over a restart while the runtime still lists its exited container."""
+    """A pod found by a lookup keeps its CPUs over a restart, while the runtime still lists its exited container."""
     miss(node, "a")
     number = node.start("a")
     node.run()
@@ -159,7 +159,7 @@ def test_found_pod_keeps_its_cpus_between_two_of_its_containers(node: FakeNode) 
 
 
 def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
-    """The CPUs of a found pod are freed when the runtime lists none of its containers any more."""
+    """The CPUs of a pod found by a lookup are freed when the runtime lists none of its containers."""
     miss(node, "a")
     node.add("b", Wish())
     number, other = node.start("a"), node.start("b")
@@ -175,7 +175,7 @@ def test_found_pod_is_gone_with_its_last_container(node: FakeNode) -> None:
 
 
 def test_version_of_the_watch_replaces_a_found_pod() -> None:
-    """Once the watch has shown a found pod, its version counts, and its deletion too."""
+    """Once the watch shows a pod that a lookup found, the watch's version and deletion apply."""
     lookup = MissingPodLookup(Answers({"u": 1}), lambda: None)
     lookup.want({"u": ("n", "p")}, {"u"})
     asyncio.run(ask_all(lookup))
@@ -187,29 +187,26 @@ def test_version_of_the_watch_replaces_a_found_pod() -> None:
 
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed", None])
-def test_found_pod_missing_in_the_watch_is_dropped_when_it_ended(end: str | None) -> None:
-    """A found pod that the watch never shows is looked up again and dropped when it has ended."""
+async def test_found_pod_missing_in_the_watch_is_dropped_when_it_ended(end: str | None) -> None:
+    """A pod that the watch never shows is looked up again, and dropped when it has ended."""
     source = Ending(end)
 
-    async def act() -> None:
-        lookup = MissingPodLookup(source, lambda: None)
-        lookup.want({"u": ("n", "p")}, {"u"})
-        asking = asyncio.create_task(lookup.run())
-        async with asyncio.timeout(60):
-            while not lookup.completed({}):
-                await asyncio.sleep(0)
-            await lookup.ask_again()
-            await source.asked_twice.wait()
-        asking.cancel()
-        await asyncio.wait([asking])
-        running = [pod for pod in lookup.completed({}).values() if not is_final(pod)]
-        assert running == []
-
-    asyncio.run(act())
+    lookup = MissingPodLookup(source, lambda: None)
+    lookup.want({"u": ("n", "p")}, {"u"})
+    asking = asyncio.create_task(lookup.run())
+    async with asyncio.timeout(60):
+        while not lookup.completed({}):
+            await asyncio.sleep(0)
+        await lookup.ask_again()
+        await source.asked_twice.wait()
+    asking.cancel()
+    await asyncio.wait([asking])
+    running = [pod for pod in lookup.completed({}).values() if not is_final(pod)]
+    assert running == []
 
 
 class Ending:
-    """A source that finds a running pod once, and next time a finished pod or none."""
+    """A source whose first lookup finds a running pod, and whose second one a finished pod or none."""
 
     complete = True
 
@@ -239,7 +236,7 @@ class Ending:
 
 
 class Answers:
-    """A source that finds every pod that is looked up."""
+    """A source whose lookups find every pod."""
 
     complete = True
 

@@ -12,13 +12,14 @@ from pinning.planning.node_config import NodeConfig, Quota
 from pinning.planning.quota import Bandwidth
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO
+from tests.pinning.budgets import EXCLUSIVE, budgeted
 from tests.pinning.world import Wish
 
-LIMIT_2 = Bandwidth(200000, 100000)
+LIMIT_1, LIMIT_2 = Bandwidth(100000, 100000), Bandwidth(200000, 100000)
 
 
 def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
-    """Start pod a, whose containers are all exclusive, and pod m with a plain one; return the cgroups."""
+    """Start pod a with only exclusive containers and pod m with a plain one too; return their cgroups."""
     if quota:
         node.settings = Settings("node-1", NodeConfig(quota=quota))
         node.new_agent()
@@ -31,7 +32,7 @@ def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
 
 @pytest.mark.parametrize("quota", [None, Quota.AUTO, Quota.UNSET])
 def test_quota_is_unset_for_exclusive_containers(node: FakeNode, quota: Quota | None) -> None:
-    """The quota of an exclusive container is unset, and of its pod if all are exclusive."""
+    """The quota of an exclusive container is unset, and its pod's quota if all containers of the pod are exclusive."""
     cgroups = began(node, quota)
     node.run()
     assert node.cgroups.quotas.keys() == {"/kubepods/m", cgroups[2]}
@@ -53,7 +54,7 @@ def test_quota_is_kept_on_request(node: FakeNode) -> None:
 
 @pytest.mark.parametrize(("quota", "is_kept"), [(Quota.AUTO, True), (Quota.UNSET, False)])
 def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Quota, is_kept: bool) -> None:
-    """`auto` keeps a CPU limit below the owned CPUs, for the container and its pod; `unset` removes it."""
+    """Under `auto` a CPU limit below the owned CPUs stays, for container and pod; under `unset` it is removed."""
     node.settings = Settings("node-1", NodeConfig(quota=quota))
     node.new_agent()
     node.add("c", Wish(cores=1))
@@ -65,7 +66,7 @@ def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Qu
 
 @pytest.mark.parametrize("keeps_quiet", [False, True])
 def test_quota_of_a_quiet_container_is_unset(node: FakeNode, keeps_quiet: bool) -> None:
-    """Of a core of CMK with a lower limit, too, where CPUs are kept quiet; it is back when the annotation is removed."""
+    """The quota of a quiet container is unset if the node keeps CPUs quiet, and restored when the annotation is removed."""
     node.settings = Settings("node-1", NodeConfig(), keeps_quiet=keeps_quiet)
     node.new_agent()
     node.add("c", Wish(cores=1, noise="quiet"))
@@ -80,7 +81,7 @@ def test_quota_of_a_quiet_container_is_unset(node: FakeNode, keeps_quiet: bool) 
 
 
 def test_unset_quota_is_restored(node: FakeNode) -> None:
-    """Quota and period are restored when a container is exclusive no more, or by `quota: keep`."""
+    """Quota and period are restored when a container is no longer exclusive, or by `quota: keep`."""
     cgroups = began(node)
     before = dict(node.cgroups.quotas)
     node.run()
@@ -123,7 +124,7 @@ def test_container_without_a_quota_gets_none(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("damage", [slice(0, 40), slice(0, 0), None])
 def test_unusable_quota_file_is_kept(node: FakeNode, damage: slice | None) -> None:
-    """No further quota is unset and a reset fails, until the file is back; then the quotas are restored."""
+    """If the quota file is unusable, no further quota is unset and a reset fails; once it is usable, quotas are restored."""
     cgroups = began(node)
     before = dict(node.cgroups.quotas)
     node.run()
@@ -145,7 +146,7 @@ def test_unusable_quota_file_is_kept(node: FakeNode, damage: slice | None) -> No
 
 
 def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
-    """A quota whose cgroup is deleted is forgotten; a refused write is retried."""
+    """When a cgroup is deleted, its saved quota is dropped; a refused write is retried."""
     cgroups = began(node)
     node.cgroups.quota_errors[cgroups[1]] = Refused("EBUSY")
     node.run()
@@ -168,7 +169,7 @@ def test_quota_whose_original_cannot_be_saved_stays(node: FakeNode) -> None:
 
 
 def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> None:
-    """The pod's own `keep` restores quota and period, and its `unset` removes them."""
+    """The pod's annotation `keep` restores quota and period while it runs, and `unset` removes them."""
     cgroups = began(node)
     low = {cgroups[0]: Bandwidth(50000, 100000), "/kubepods/a": Bandwidth(60000, 100000)}
     node.cgroups.quotas |= low
@@ -180,8 +181,54 @@ def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> 
         } == quotas
 
 
+@pytest.mark.parametrize("word", [Quota.AUTO, Quota.UNSET])
+def test_a_container_in_the_pool_of_its_pod_keeps_its_quota(node: FakeNode, word: Quota) -> None:
+    """A slice has no quota and a container in the pool keeps its own; the pod's quota is unset once all have slices."""
+    node.settings = Settings("node-1", NodeConfig(quota=word))
+    node.new_agent()
+    node.documents["a"] = budgeted("a", 3, {"slice": 1, "pooled": None})
+    owner, pooled = (node.cgroup(node.start("a", name)) for name in ("slice", "pooled"))
+    node.cgroups.quotas = {owner: LIMIT_1, pooled: LIMIT_2, "/kubepods/a": Bandwidth(300000, 100000)}
+    node.run()
+    assert node.cgroups.quotas == {pooled: LIMIT_2, "/kubepods/a": Bandwidth(300000, 100000)}
+
+    node.documents["a"] = budgeted(
+        "a",
+        3,
+        {"slice": 1, "pooled": 2},
+        annotations={**EXCLUSIVE, "cpu-manager.corepin.io/container.pooled": "exclusive"},
+    )
+    node.time.now += 1.0
+    node.run()
+    assert not node.cgroups.quotas
+
+
+@pytest.mark.parametrize(
+    ("word", "wish"),
+    [
+        (Quota.UNSET, TWO),
+        (Quota.KEEP, replace(TWO, quota="unset")),
+        (Quota.KEEP, replace(TWO, noise="quiet")),
+    ],
+    ids=("node", "pod", "quiet"),
+)
+def test_quota_of_a_kata_container_is_never_unset(node: FakeNode, word: Quota, wish: Wish) -> None:
+    """The quotas of a container in a virtual machine and of its pod are kept under every policy."""
+    node.settings = Settings("node-1", NodeConfig(quota=word), keeps_quiet=True)
+    node.new_agent()
+    machine = node.kata.boot("k")
+    for uid in ("k", "r"):
+        node.add(uid, wish)
+    inside, outside = (node.cgroup(node.start(uid)) for uid in ("k", "r"))
+    kept = dict.fromkeys((inside, "/kubepods/k"), LIMIT_2)
+    node.cgroups.quotas = {**kept, **dict.fromkeys((outside, "/kubepods/r"), LIMIT_2)}
+    node.run()
+    assert len(machine.cpus()) == 2
+    assert node.cgroups.quotas == kept
+
+
 def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
-    """A container that also uses the shared set has its quota unset, unless its pod says `keep`."""
+    """The quota of a container that also uses the shared set is unset, unless its pod has `quota-policy: keep`."""
     for uid, word in (("free", None), ("kept", "keep")):
         node.add(uid, replace(TWO, shared="true", quota=word))
         node.cgroups.quotas[node.cgroup(node.start(uid))] = LIMIT_2
@@ -193,7 +240,7 @@ def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
 
 @pytest.mark.parametrize(("runtime", "is_kept"), [("containerd 2.4.2", False), ("cri-o 1.36.0", True)])
 def test_crios_annotation_is_left_to_crio(node: FakeNode, runtime: str, is_kept: bool) -> None:
-    """CRI-O's `cpu-quota` annotation is left to CRI-O; under another runtime the agent unsets the quota."""
+    """Under CRI-O the agent ignores CRI-O's annotation `cpu-quota`; under other runtimes it unsets the quota."""
     node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
     node.new_agent()
     node.runtime.name = runtime

@@ -1,4 +1,4 @@
-"""Passes over an in-memory node: the CPUs of containers afterwards, and the published state."""
+"""Passes over an in-memory node: the CPUs of its containers afterwards, and the published state."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.pinning.world import Wish
 
 
 def test_running_containers_are_written_in_the_cgroup_before_the_record(node: FakeNode) -> None:
-    """Owner and shared container are written in the cgroup first and in the runtime's record afterwards."""
+    """For owner and shared container the agent first writes the cgroup and then the runtime's record."""
     owner, other = pinned_pair(node)
 
     assert (str(node.records[owner]), str(node.records[other])) == ("1,5", "0,2-4,6-7")
 
 
 def test_observed_containers_name_the_sandbox_of_their_pod(node: FakeNode) -> None:
-    """By the sandbox's id the planner notices that the whole pod started again; the sandbox is no virtual machine."""
+    """An observed container has the id of its pod's sandbox, by which the planner detects that the pod restarted."""
     number = node.start("a")
     node.containers[number] = replace(node.containers[number], pod_sandbox="s1")
     observed = node.runner.run(node.agent.reconciler.observer.observe())
@@ -43,7 +43,7 @@ def test_others_leave_before_the_owner_comes(node: FakeNode) -> None:
 
 
 def test_state_has_the_cpus_that_were_read_back(node: FakeNode) -> None:
-    """The state has the applied CPUs, the NUMA node and how they were proven."""
+    """The state has the CPUs that were read back, their NUMA node, and how they were read."""
     pinned_pair(node)
 
     pinned = container(node.run(), "a")
@@ -55,7 +55,7 @@ def test_state_has_the_cpus_that_were_read_back(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["listed first", "listed last"])
 def test_pod_counts_and_not_an_earlier_one_of_its_name(node: FakeNode, is_first: bool) -> None:
-    """A pod that was deleted by force may run for minutes beside the one that a StatefulSet made anew."""
+    """If a pod with the same name was deleted by force, the container belongs to the new pod with its own uid."""
     node.add("a", TWO)
     numbers = [node.start(uid) for uid in (("z", "a") if is_first else ("a", "z"))]
     old, new = numbers if is_first else numbers[::-1]
@@ -78,7 +78,7 @@ def test_second_pass_writes_nothing(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("error", [Refused("EIO"), Unavailable("EIO")], ids=["refused", "unavailable"])
 def test_cgroup_that_cannot_be_read_does_not_end_the_pass(node: FakeNode, error: AgentError) -> None:
-    """A container whose cgroup cannot be read is not pinned; others still leave its CPUs."""
+    """A container whose cgroup cannot be read is not reported as pinned, and other containers still leave its CPUs."""
     node.add("a", TWO)
     node.add("b", PLAIN)
     unreadable, fine = node.start("a"), node.start("b")
@@ -89,8 +89,26 @@ def test_cgroup_that_cannot_be_read_does_not_end_the_pass(node: FakeNode, error:
     assert not container(state, "a").is_pinned
 
 
+def test_running_container_without_a_cgroup_on_the_host_keeps_its_cpus(node: FakeNode) -> None:
+    """A running container without a cgroup on the host keeps its CPUs until its cgroup could be read once."""
+    node.add("a", TWO)
+    node.add("b", PLAIN)
+    owner, other = node.start("a"), node.start("b")
+    unread = node.cpusets.pop(node.cgroup(owner))
+    node.run()
+    del node.documents["a"]
+    node.run(2)
+    assert node.cpus(other) == "0,2-4,6-7"
+
+    node.cpusets[node.cgroup(owner)] = unread
+    node.run()
+    del node.cpusets[node.cgroup(owner)]
+    node.run()
+    assert node.cpus(other) == "0-7"
+
+
 def test_pod_that_left_the_api_keeps_its_cpus_while_it_runs(node: FakeNode) -> None:
-    """A pod that was deleted from the API with force keeps its CPUs until its container has ended."""
+    """A pod that was deleted by force keeps its CPUs until its container has ended."""
     owner, other = pinned_pair(node)
     del node.documents["a"]
     node.run()
@@ -125,7 +143,7 @@ def test_refused_claim_is_reported_and_not_pinned(node: FakeNode) -> None:
 
 
 def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) -> None:
-    """Beside the kubelet's static policy the agent writes nothing and refuses every claim."""
+    """Under the kubelet's static policy the agent writes nothing and refuses every claim."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
@@ -152,7 +170,7 @@ def test_reset_gives_containers_every_cpu(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("observe", [False, True], ids=["static kubelet", "configured"])
 def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path, observe: bool) -> None:
-    """The kubelet never reads a cpuset again: its exclusive containers would stay on all CPUs until they restart."""
+    """A reset does not change cpusets that the agent did not write, because the kubelet would not restore its own."""
     state_file = tmp_path / "cpu_manager_state"
     policy = "none" if observe else "static"
     state_file.write_text(f'{{"policyName":"{policy}","defaultCpuSet":"0-7","checksum":1}}')
@@ -171,7 +189,7 @@ def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path,
 
 
 def test_reset_gives_back_what_was_pinned_before_the_agent_observed(node: FakeNode) -> None:
-    """An agent that holds CPUs since it assigned some gives them back, though it only observes now."""
+    """A reset restores all CPUs to containers that were pinned before the agent became an observing one."""
     owner, other = pinned_pair(node)
     node.settings = Settings("node-1", replace(node.config, observe=True))
     node.new_agent()

@@ -1,4 +1,4 @@
-"""The default reserve of a node: it does not move under running containers, whatever the agent's version."""
+"""The default reserve of a node does not change while containers hold CPUs, whatever the agent's version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO
 from tests.pinning.machines import FLAT
 
-ISOLATED = replace(FLAT, isolated=CPUSet.parse("0,4"))  # the earlier default reserves 0,4, this one 1,5
+ISOLATED = replace(FLAT, isolated=CPUSet.parse("0,4"))  # default: 1,5; in an earlier version 0,4
 OLD, NEW = (CPUSet.parse(cpus) for cpus in ("0,4", "1,5"))
 
 
@@ -35,7 +35,7 @@ def node(tmp_path: Path) -> Iterator[FakeNode]:
 
 
 def reserve(node: FakeNode) -> tuple[str, ReserveSource]:
-    """Run a pass; return the reserve and its source."""
+    """Run a pass; return the reserved CPUs and their source."""
     sets = node.run().sets
     return str(sets.reserved), sets.reserve_source
 
@@ -46,12 +46,12 @@ def saved(node: FakeNode) -> Saved:
 
 
 def resave(node: FakeNode, reserved: CPUSet | None) -> None:
-    """Rewrite the checkpoint with this reserve; None is a checkpoint of an earlier version."""
+    """Save the checkpoint with this reserve; None makes it a checkpoint of an earlier version."""
     (node.folder / NAME).write_bytes(write(replace(saved(node), reserved=reserved)))
 
 
 def upgraded(node: FakeNode) -> str:
-    """Run a container on 1,5 under an earlier version, then start this one; return the container's id."""
+    """Run a container on 1,5 under an earlier version, then start this version; return the container's id."""
     node.settings = Settings("node-1", NodeConfig(reserved=OLD))
     node.new_agent()
     node.add("a", TWO)
@@ -65,7 +65,7 @@ def upgraded(node: FakeNode) -> str:
 
 
 def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
-    """After an upgrade the reserve of the earlier version is kept until no container holds CPUs."""
+    """After an upgrade the earlier version's reserve is kept until no container holds CPUs."""
     number = upgraded(node)
     assert reserve(node) == ("0,4", ReserveSource.KEPT)
     assert node.cpus(number) == "1,5"
@@ -80,7 +80,7 @@ def test_upgrade_moves_no_reserve_under_containers(node: FakeNode) -> None:
 
 
 def test_configured_reserve_replaces_the_kept_one(node: FakeNode) -> None:
-    """A configured reserve replaces the kept one at the next start, and containers leave it."""
+    """At the next start a configured reserve replaces the kept one, and containers leave its CPUs."""
     number = upgraded(node)
     node.run()
     node.settings = Settings("node-1", NodeConfig(reserved=NEW))
@@ -90,7 +90,7 @@ def test_configured_reserve_replaces_the_kept_one(node: FakeNode) -> None:
 
 
 def test_reboot_ends_the_kept_reserve(node: FakeNode) -> None:
-    """After a reboot the kept reserve is dropped, and the default follows the isolcpus of this boot."""
+    """After a reboot the default reserve is computed again, from the present isolcpus."""
     number = upgraded(node)
     node.run()
     node.stop(number)
@@ -101,7 +101,7 @@ def test_reboot_ends_the_kept_reserve(node: FakeNode) -> None:
 
 
 def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> None:
-    """A CPU that comes online after the first start does not move the reserve."""
+    """The reserve does not change when a CPU comes online after the first start."""
     without = FLAT.cores[1:]
     node.topology = replace(ISOLATED, cores=without, online=CPUSet.parse("1-3,5-7"), isolated=EMPTY)
     node.new_agent()
@@ -115,7 +115,7 @@ def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> N
 
 
 def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
-    """If the kubelet does not answer at a restart, the reserve that it named earlier is kept."""
+    """If the kubelet does not answer at a restart, the agent keeps the reserve that the kubelet reported before."""
     named = NodeConfig(reserved=CPUSet.parse("3,7"), reserve_source=ReserveSource.KUBELET)
     node.settings = Settings("node-1", named)
     node.new_agent()
@@ -139,7 +139,7 @@ def test_pools_that_need_the_kept_reserve_get_the_default(
     with caplog.at_level(logging.WARNING):
         node.new_agent()
     assert reserve(node) == ("2,6", ReserveSource.DEFAULT)
-    assert "the reserve moves, the configuration needs its CPUs" in caplog.messages
+    assert "reserved CPUs change, because the configuration needs them" in caplog.messages
 
 
 def test_reserve_is_kept_if_the_default_does_not_fit(node: FakeNode) -> None:
@@ -159,7 +159,7 @@ def test_reserve_is_kept_if_the_default_does_not_fit(node: FakeNode) -> None:
 
 
 def test_start_checks_the_reserve_in_force(node: FakeNode) -> None:
-    """The check at start uses the same reserve as the first pass; without a checkpoint the default."""
+    """The check at start uses the reserve of the checkpoint, as the first pass does; without a checkpoint the default."""
     upgraded(node)
     before = saved(node)
     assert start_config(DEFAULT, None, node.machine) == DEFAULT
@@ -178,7 +178,7 @@ def test_reserve_is_read_as_it_was_written(node: FakeNode) -> None:
 
 
 def test_earlier_agent_reads_the_ledger_of_this_one(node: FakeNode) -> None:
-    """The checkpoint of this version has the keys that an earlier version requires, and a readable ledger."""
+    """A checkpoint of this version has all keys that an earlier version requires, and a ledger that it can read."""
     upgraded(node)
     node.run()
     body = parse_json((node.folder / NAME).read_bytes())

@@ -1,4 +1,4 @@
-"""Background updates of the runtime: two calls at a time, never a stale set over a newer one."""
+"""Background updates of the runtime: at most two calls at a time, and no older cpuset after a newer one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import asyncio
 from agent.errors import TooLarge
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair
+from tests.environments.waiting import settle
 from tests.pinning.world import Wish
 
 
 def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
-    """A cgroup is not written while a runtime call for it is in flight; afterwards it gets the newest set."""
+    """While a runtime call for a container is in flight its cgroup is not written; afterwards it gets the newest cpuset."""
 
     async def scenario() -> None:
         pinned = node.start("a")
@@ -23,8 +24,7 @@ def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
             await asyncio.sleep(0)
         node.add("a", Wish("2", policy="none"))
         passing = asyncio.create_task(node.agent.reconciler.run_pass())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         assert node.cpus(pinned) == "1,5"
         node.runtime.gate.set()
         await passing
@@ -36,7 +36,7 @@ def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
 
 
 def test_two_calls_at_a_time(node: FakeNode) -> None:
-    """At most two runtime calls are in flight, and each container gets one."""
+    """At most two runtime calls are in flight, and at most one for each container."""
     node.add("a", TWO)
     for number in range(9):
         node.add(f"p{number}", PLAIN)
@@ -58,7 +58,7 @@ def test_two_calls_at_a_time(node: FakeNode) -> None:
 
 
 def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None:
-    """Cgroups are written while the runtime is down, and the runtime is updated when it is back."""
+    """While the runtime is down the agent writes cgroups, and updates the runtime when it is back."""
     owner, other = pinned_pair(node)
     node.runtime.down = True
     node.add("a", Wish("2", policy="none"))

@@ -160,22 +160,18 @@ def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
     assert len(collector.threads) == 2
 
 
-def test_disconnect_does_not_cancel_the_rendering_for_others() -> None:
+async def test_disconnect_does_not_cancel_the_rendering_for_others() -> None:
     """A concurrent request gets the metrics although the first client disconnects."""
-
-    async def ask() -> None:
-        page = MetricsPage(registry_of(Counting()))
-        first = asyncio.create_task(page.text())
-        await asyncio.sleep(0)
-        second = asyncio.create_task(page.text())
-        first.cancel()
-        assert b"numbers" in await second
-
-    asyncio.run(ask())
+    page = MetricsPage(registry_of(Counting()))
+    first = asyncio.create_task(page.text())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(page.text())
+    first.cancel()
+    assert b"numbers" in await second
 
 
 def test_unread_response_takes_little_memory() -> None:
-    """Of an unread response of 8 MB at most two chunks are buffered."""
+    """At most two chunks of an unread response of 8 MB are buffered."""
     sizes: list[int] = []
 
     async def talk(port: Port) -> None:

@@ -337,7 +337,7 @@ def test_machine_with_too_many_threads_keeps_its_pins(
 
     assert seen
     assert (str(seen.allowed), *map(str, seen.vcpus)) == ("6-7", "6", "7")
-    assert seen.notes[0].endswith("threads are too many to look at")
+    assert seen.notes[0].endswith("threads are too many to inspect")
 
 
 def test_machine_without_any_listed_threads_is_none(host: FakeHost, machines: KernelVirtualMachines) -> None:

@@ -58,10 +58,10 @@ def test_vcpus_are_identified_by_their_names(
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        ({11: "qemu-system-x86", 12: "qemu-system-x86"}, "no thread is called a vCPU"),
+        ({11: "qemu-system-x86", 12: "qemu-system-x86"}, "no thread has the name of a vCPU"),
         ({11: "ALL CPUs/TCG"}, "one thread runs all vCPUs in turn"),
         ({11: "CPU 0/KVM", 12: "CPU 0/KVM", 13: "CPU 1/KVM"}, "several threads are called vCPU 0"),
-        ({11: "CPU -1/KVM", 12: "CPU 1/KVM?", 13: "CPU 99999999/KVM"}, "no thread is called a vCPU"),
+        ({11: "CPU -1/KVM", 12: "CPU 1/KVM?", 13: "CPU 99999999/KVM"}, "no thread has the name of a vCPU"),
     ],
 )
 def test_unusable_names_give_a_reason(names: dict[int, str], why: str) -> None:

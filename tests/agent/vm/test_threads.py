@@ -99,7 +99,7 @@ def test_timer_of_another_machine_is_not_used(host: FakeHost, started: int, is_i
 
 
 def test_shim_and_file_system_daemon_are_found(host: FakeHost) -> None:
-    """They are host processes that name the sandbox; virtiofsd's child is in its own namespace."""
+    """Shim and virtiofsd are host processes that name the sandbox; virtiofsd's child has its own namespace."""
     shared = f"--shared-dir=/run/kata-containers/shared/sandboxes/{SANDBOX}/shared"
     host.process(304, threads=THREADS)
     host.process(
@@ -267,7 +267,7 @@ def test_too_many_threads_are_not_read(host: FakeHost) -> None:
     for number in range(MOST_THREADS):
         (task / str(2000 + number)).mkdir()
 
-    with pytest.raises(Refused, match=f"its {MOST_THREADS + 4} threads are too many to look at"):
+    with pytest.raises(Refused, match=f"its {MOST_THREADS + 4} threads are too many to inspect"):
         read_threads(host.look, QEMU)
     with opened(host.roots.proc, 304) as process:
         assert len(process.folders()) == MOST_THREADS

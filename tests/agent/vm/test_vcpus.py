@@ -176,7 +176,7 @@ def test_reason_names_all_failed_methods(host: FakeHost) -> None:
 
     assert (found.identified_by, len(found.threads)) == ("", 4)
     assert found.reason == (
-        "KVM's debugfs shows no machine of it; no thread is called a vCPU; it has no vCPU of KVM open"
+        "KVM's debugfs shows no machine of it; no thread has the name of a vCPU; it has no KVM vCPU open"
     )
 
 
@@ -187,7 +187,7 @@ def test_names_of_an_unknown_vmm_are_ignored(host: FakeHost) -> None:
     found = seen(host, VMM(2150, 500, "other"))
 
     assert (found.identified_by, found.of(Role.EMULATOR)) == ("", (2150, 2155))
-    assert "the program is none whose vCPUs have known names" in found.reason
+    assert "the names of this program's vCPU threads are not known" in found.reason
 
 
 def test_debugfs_is_used_for_every_kind_of_vmm(host: FakeHost) -> None:

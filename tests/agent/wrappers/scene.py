@@ -22,10 +22,9 @@ from agent.kernel.process_exit import was_killed
 from agent.kernel.procfs import PARENT, stat_fields
 from agent.node_state import NodeState
 from agent.wrappers.peer import Peer, connected
-from agent.wrappers.protocol import SOCKET
 from agent.wrappers.service import Dependencies, WrapperService
 from agent.wrappers.store import FILE, Store
-from pinning.contract import PoolUse
+from pinning.contract import CMK_SOCKET, PoolUse
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import NodeConfig
@@ -253,7 +252,7 @@ class Scene:
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[None]:
         """Run the wrapper service; requested passes run in the event loop."""
-        loop, place = asyncio.get_running_loop(), self.folder / "install" / SOCKET
+        loop, place = asyncio.get_running_loop(), self.folder / "install" / CMK_SOCKET
         before = place.stat().st_ino if place.exists() else 0
         running = loop.create_task(self.keeper.run(lambda: _soon(loop, self.run_pass), self.show))
         try:
@@ -283,7 +282,7 @@ class Scene:
         )
         self.cgroups[process.pid] = f"/pods/{pod}/{name}"
         try:
-            yield Forker(process, str(self.folder / "install" / SOCKET))
+            yield Forker(process, str(self.folder / "install" / CMK_SOCKET))
         finally:
             end_session(process.pid)
             await process.wait()

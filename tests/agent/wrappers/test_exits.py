@@ -45,28 +45,24 @@ async def exited(scene: Scene, container: Forker, asked: Asked, number: int = si
     scene.run_pass()
 
 
-def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
+async def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
     """Each entry has the runtime as its source, also after a restart; the runtime is asked once."""
-
-    async def talk() -> None:
-        scene = forgetful(tmp_path)
-        scene.exits[MAIN] = KILLED
-        async with scene.container() as container:
-            async with scene.agent():
-                asked = await first_process(scene, container)
-                await exited(scene, container, asked)
-                entries = [(asked.pid, "exclusive", "1,5"), (asked.pid, "exclusive", "2,6")]
-                await scene.until(lambda: scene.reclaimed == entries)
-                scene.run_pass()
-            scene.restart()
-            async with scene.agent():
-                scene.run_pass()
-                assert scene.reclaimed == entries
-        assert scene.shown is not None
-        assert {entry.source for entry in scene.shown.reclaimed} == {ExitSource.RUNTIME}
-        assert scene.asked_exits == [MAIN]
-
-    asyncio.run(talk())
+    scene = forgetful(tmp_path)
+    scene.exits[MAIN] = KILLED
+    async with scene.container() as container:
+        async with scene.agent():
+            asked = await first_process(scene, container)
+            await exited(scene, container, asked)
+            entries = [(asked.pid, "exclusive", "1,5"), (asked.pid, "exclusive", "2,6")]
+            await scene.until(lambda: scene.reclaimed == entries)
+            scene.run_pass()
+        scene.restart()
+        async with scene.agent():
+            scene.run_pass()
+            assert scene.reclaimed == entries
+    assert scene.shown is not None
+    assert {entry.source for entry in scene.shown.reclaimed} == {ExitSource.RUNTIME}
+    assert scene.asked_exits == [MAIN]
 
 
 @pytest.mark.parametrize(
@@ -82,86 +78,68 @@ def test_exit_code_137_lists_a_killed_first_process(tmp_path: Path) -> None:
         pytest.param(TooLarge("16 MiB"), id="too large"),
     ],
 )
-def test_exit_that_is_no_kill_makes_no_entry(tmp_path: Path, said: ContainerExit | AgentError | None) -> None:
+async def test_exit_that_is_no_kill_makes_no_entry(
+    tmp_path: Path, said: ContainerExit | AgentError | None
+) -> None:
     """An exit that is not known to be a kill makes no entry, and the runtime is not asked again."""
-
-    async def talk() -> None:
-        scene = forgetful(tmp_path)
-        scene.exits[MAIN] = said
-        async with scene.container() as container, scene.agent():
-            asked = await first_process(scene, container)
-            await exited(scene, container, asked)
-            await scene.until(lambda: scene.asked_exits == [MAIN])
-            scene.run_pass()
-            await asyncio.sleep(0)
-            assert (scene.reclaimed, scene.asked_exits) == ([], [MAIN])
-
-    asyncio.run(talk())
+    scene = forgetful(tmp_path)
+    scene.exits[MAIN] = said
+    async with scene.container() as container, scene.agent():
+        asked = await first_process(scene, container)
+        await exited(scene, container, asked)
+        await scene.until(lambda: scene.asked_exits == [MAIN])
+        scene.run_pass()
+        await asyncio.sleep(0)
+        assert (scene.reclaimed, scene.asked_exits) == ([], [MAIN])
 
 
-def test_unavailable_runtime_is_asked_again_after_the_next_pass(tmp_path: Path) -> None:
+async def test_unavailable_runtime_is_asked_again_after_the_next_pass(tmp_path: Path) -> None:
     """While the runtime is unavailable there is no entry; the next pass retries."""
-
-    async def talk() -> None:
-        scene = forgetful(tmp_path)
-        scene.exits[MAIN] = Unavailable("restarting")
-        async with scene.container() as container, scene.agent():
-            asked = await first_process(scene, container)
-            await exited(scene, container, asked)
-            await scene.until(lambda: scene.asked_exits == [MAIN])
-            assert scene.reclaimed == []
-            scene.exits[MAIN] = KILLED
-            scene.run_pass()
-            await scene.until(lambda: len(scene.reclaimed) == 2)
-
-    asyncio.run(talk())
+    scene = forgetful(tmp_path)
+    scene.exits[MAIN] = Unavailable("restarting")
+    async with scene.container() as container, scene.agent():
+        asked = await first_process(scene, container)
+        await exited(scene, container, asked)
+        await scene.until(lambda: scene.asked_exits == [MAIN])
+        assert scene.reclaimed == []
+        scene.exits[MAIN] = KILLED
+        scene.run_pass()
+        await scene.until(lambda: len(scene.reclaimed) == 2)
 
 
-def test_exit_code_counts_for_the_first_process_only(tmp_path: Path) -> None:
+async def test_exit_code_counts_for_the_first_process_only(tmp_path: Path) -> None:
     """For other processes the runtime is not asked, because its exit code is the first process's."""
-
-    async def talk() -> None:
-        scene = forgetful(tmp_path)
-        scene.exits[MAIN] = KILLED
-        scene.first_pids[MAIN] = 1
-        async with scene.container() as container, scene.agent():
-            asked = await container.ask(isolate("exclusive"))
-            scene.run_pass()
-            await exited(scene, container, asked)
-            await asyncio.sleep(0)
-            assert (scene.reclaimed, scene.asked_exits) == ([], [])
-
-    asyncio.run(talk())
+    scene = forgetful(tmp_path)
+    scene.exits[MAIN] = KILLED
+    scene.first_pids[MAIN] = 1
+    async with scene.container() as container, scene.agent():
+        asked = await container.ask(isolate("exclusive"))
+        scene.run_pass()
+        await exited(scene, container, asked)
+        await asyncio.sleep(0)
+        assert (scene.reclaimed, scene.asked_exits) == ([], [])
 
 
-def test_exit_code_is_requested_before_the_process_is_reclaimed(tmp_path: Path) -> None:
+async def test_exit_code_is_requested_before_the_process_is_reclaimed(tmp_path: Path) -> None:
     """A container that exits before its process is reclaimed is still asked for its exit code."""
-
-    async def talk() -> None:
-        scene = forgetful(tmp_path)
-        scene.exits[MAIN] = KILLED
-        async with scene.container() as container, scene.agent():
-            asked = await first_process(scene, container)
-            scene.gone.add(MAIN)
-            scene.run_pass()
-            await scene.until(lambda: len(scene.reclaimed) == 2)
-            assert {pid for pid, *_ in scene.reclaimed} == {asked.pid}
-
-    asyncio.run(talk())
+    scene = forgetful(tmp_path)
+    scene.exits[MAIN] = KILLED
+    async with scene.container() as container, scene.agent():
+        asked = await first_process(scene, container)
+        scene.gone.add(MAIN)
+        scene.run_pass()
+        await scene.until(lambda: len(scene.reclaimed) == 2)
+        assert {pid for pid, *_ in scene.reclaimed} == {asked.pid}
 
 
-def test_exit_status_of_the_kernel_is_preferred(tmp_path: Path) -> None:
+async def test_exit_status_of_the_kernel_is_preferred(tmp_path: Path) -> None:
     """If the kernel has the exit status, the entry names the kernel and the runtime is not asked."""
-
-    async def talk() -> None:
-        scene = Scene(tmp_path, cmk_pod(cores=1))
-        async with scene.container() as container, scene.agent():
-            asked = await container.ask(isolate("exclusive"))
-            scene.first_pids[MAIN] = asked.pid
-            scene.run_pass()
-            await exited(scene, container, asked)
-            assert scene.shown is not None
-            assert [entry.source for entry in scene.shown.reclaimed] == [ExitSource.KERNEL]
-            assert scene.asked_exits == []
-
-    asyncio.run(talk())
+    scene = Scene(tmp_path, cmk_pod(cores=1))
+    async with scene.container() as container, scene.agent():
+        asked = await container.ask(isolate("exclusive"))
+        scene.first_pids[MAIN] = asked.pid
+        scene.run_pass()
+        await exited(scene, container, asked)
+        assert scene.shown is not None
+        assert [entry.source for entry in scene.shown.reclaimed] == [ExitSource.KERNEL]
+        assert scene.asked_exits == []

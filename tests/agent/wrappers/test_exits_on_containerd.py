@@ -120,35 +120,31 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("is_killed", "code", "sources"), [(True, 137, {ExitSource.RUNTIME}), (False, 7, set())]
 )
-def test_runtime_tells_which_first_process_was_killed(
+async def test_runtime_tells_which_first_process_was_killed(
     containerd: Containerd, folder: Path, is_killed: bool, code: int, sources: set[str]
 ) -> None:
     """A killed first process makes an entry with the runtime as source; an ordinary exit makes none."""
-
-    async def talk() -> None:
-        node = Node(containerd, folder)
-        running = asyncio.create_task(node.run())
-        container_id = await asyncio.to_thread(start, containerd, folder, UNTIL_TOLD)
-        pid = await node.first_process(container_id)
-        assert await node.runtime.exit_of(container_id) is None
-        if is_killed:
-            os.kill(pid, signal.SIGKILL)
-        else:
-            (folder / "told").touch()
-        async with asyncio.timeout(SECONDS):
-            while not node.said:
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0)
-        (end,) = node.said
-        assert end is not None
-        assert (end.code, end.reason, end.finished > 0) == (code, "Error", True)
-        assert {entry.source for entry in node.shown.reclaimed} == sources
-        assert {entry.pid for entry in node.shown.reclaimed} == ({pid} if sources else set())
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-        await asyncio.to_thread(containerd.remove_pods)
-        with pytest.raises(Gone):
-            await node.runtime.exit_of(container_id)
-
-    asyncio.run(talk())
+    node = Node(containerd, folder)
+    running = asyncio.create_task(node.run())
+    container_id = await asyncio.to_thread(start, containerd, folder, UNTIL_TOLD)
+    pid = await node.first_process(container_id)
+    assert await node.runtime.exit_of(container_id) is None
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+    else:
+        (folder / "told").touch()
+    async with asyncio.timeout(SECONDS):
+        while not node.said:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    (end,) = node.said
+    assert end is not None
+    assert (end.code, end.reason, end.finished > 0) == (code, "Error", True)
+    assert {entry.source for entry in node.shown.reclaimed} == sources
+    assert {entry.pid for entry in node.shown.reclaimed} == ({pid} if sources else set())
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    await asyncio.to_thread(containerd.remove_pods)
+    with pytest.raises(Gone):
+        await node.runtime.exit_of(container_id)

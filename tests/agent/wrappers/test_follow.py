@@ -30,39 +30,31 @@ def own(scene: Scene, cpus: str) -> None:
     scene.run_pass()
 
 
-def test_wrapper_moves_to_its_containers_new_cores(tmp_path: Path) -> None:
+async def test_wrapper_moves_to_its_containers_new_cores(tmp_path: Path) -> None:
     """The process is moved, the state and its next answer have the new CPUs."""
-
-    async def talk() -> None:
-        scene = Scene(tmp_path, cmk_pod(cores=1))
-        async with scene.agent(), scene.container() as container:
-            asked = await container.ask(isolate("exclusive"))
-            own(scene, "3,7")
-            assert scene.tasks == {asked.pid: "3,7"}
-            assert scene.masks.put == {asked.pid: CPUSet([3, 7])}
-            again = await container.ask_again(asked)
-            assert again.environment["CMK_CPUS_ASSIGNED"] == "3,7"
-
-    asyncio.run(talk())
+    scene = Scene(tmp_path, cmk_pod(cores=1))
+    async with scene.agent(), scene.container() as container:
+        asked = await container.ask(isolate("exclusive"))
+        own(scene, "3,7")
+        assert scene.tasks == {asked.pid: "3,7"}
+        assert scene.masks.put == {asked.pid: CPUSet([3, 7])}
+        again = await container.ask_again(asked)
+        assert again.environment["CMK_CPUS_ASSIGNED"] == "3,7"
 
 
-def test_affinity_that_the_process_chose_is_kept(tmp_path: Path) -> None:
+async def test_affinity_that_the_process_chose_is_kept(tmp_path: Path) -> None:
     """A process that narrowed its affinity inside the pool is not moved when the pool changes."""
-
-    async def talk() -> None:
-        scene = Scene(tmp_path, plain_pod())
-        async with scene.agent(), scene.container("q") as container:
-            mover, other = await container.asks(isolate("infra"), 2)
-            scene.masks.put[mover.pid] = CPUSet([7])
-            scene.pods = (cmk_pod(cores=1), plain_pod())
-            scene.run_pass()
-            assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet([0, 2, 3, 4, 6, 7])}
-            scene.pods = (plain_pod(),)
-            scene.ledger = None
-            scene.run_pass()
-            assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet(range(8))}
-
-    asyncio.run(talk())
+    scene = Scene(tmp_path, plain_pod())
+    async with scene.agent(), scene.container("q") as container:
+        mover, other = await container.asks(isolate("infra"), 2)
+        scene.masks.put[mover.pid] = CPUSet([7])
+        scene.pods = (cmk_pod(cores=1), plain_pod())
+        scene.run_pass()
+        assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet([0, 2, 3, 4, 6, 7])}
+        scene.pods = (plain_pod(),)
+        scene.ledger = None
+        scene.run_pass()
+        assert scene.masks.put == {mover.pid: CPUSet([7]), other.pid: CPUSet(range(8))}
 
 
 @pytest.mark.parametrize(
@@ -72,41 +64,33 @@ def test_affinity_that_the_process_chose_is_kept(tmp_path: Path) -> None:
         pytest.param(isolate("shared", socket="0"), "0,4", CPUSet([0, 4]), id="a part of it"),
     ],
 )
-def test_wrapper_in_the_whole_pool_gets_all_cpus_as_affinity(
+async def test_wrapper_in_the_whole_pool_gets_all_cpus_as_affinity(
     tmp_path: Path, request_: str, few: str, asked_for: CPUSet
 ) -> None:
     """A process in the whole pool has no narrower affinity, so that its children follow the pool."""
-
-    async def talk() -> None:
-        scene = Scene(tmp_path, plain_pod())
-        scene.masks.allowed = CPUSet(range(8))
-        async with scene.agent(), scene.container("q") as container:
-            asked = await container.ask(request_)
-            whole = scene.masks.read(asked.pid)
-            scene.pods, scene.masks.allowed = (cmk_pod(cores=1), plain_pod()), CPUSet.parse("0,2-4,6-7")
-            scene.run_pass()
-            assert scene.masks.put == {asked.pid: asked_for}
-            assert scene.masks.read(asked.pid) == CPUSet.parse(few)
-            scene.pods, scene.ledger, scene.masks.allowed = (plain_pod(),), None, CPUSet(range(8))
-            scene.run_pass()
-            assert scene.masks.read(asked.pid) == whole
-
-    asyncio.run(talk())
+    scene = Scene(tmp_path, plain_pod())
+    scene.masks.allowed = CPUSet(range(8))
+    async with scene.agent(), scene.container("q") as container:
+        asked = await container.ask(request_)
+        whole = scene.masks.read(asked.pid)
+        scene.pods, scene.masks.allowed = (cmk_pod(cores=1), plain_pod()), CPUSet.parse("0,2-4,6-7")
+        scene.run_pass()
+        assert scene.masks.put == {asked.pid: asked_for}
+        assert scene.masks.read(asked.pid) == CPUSet.parse(few)
+        scene.pods, scene.ledger, scene.masks.allowed = (plain_pod(),), None, CPUSet(range(8))
+        scene.run_pass()
+        assert scene.masks.read(asked.pid) == whole
 
 
-def test_last_wrapper_loses_its_core_when_the_container_shrinks(tmp_path: Path) -> None:
+async def test_last_wrapper_loses_its_core_when_the_container_shrinks(tmp_path: Path) -> None:
     """If a container shrinks below its claims, the last claim is dropped and the others stay."""
-
-    async def talk() -> None:
-        scene = Scene(tmp_path, cmk_pod(cores=2))
-        async with scene.agent(), scene.container() as container:
-            first = await container.ask(isolate("exclusive"))
-            await container.ask(isolate("exclusive"))
-            scene.pods = (cmk_pod(cores=1),)
-            own(scene, "1,5")
-            assert scene.tasks == {first.pid: "1,5"}
-
-    asyncio.run(talk())
+    scene = Scene(tmp_path, cmk_pod(cores=2))
+    async with scene.agent(), scene.container() as container:
+        first = await container.ask(isolate("exclusive"))
+        await container.ask(isolate("exclusive"))
+        scene.pods = (cmk_pod(cores=1),)
+        own(scene, "1,5")
+        assert scene.tasks == {first.pid: "1,5"}
 
 
 def test_incomplete_move_is_retried_by_the_next_pass(

@@ -17,7 +17,8 @@ from agent.node_state import NodeState
 from agent.wrappers import pass_waiter, server, service
 from agent.wrappers.bounds import AT_ONCE, Origin
 from agent.wrappers.peer import CgroupIndex
-from agent.wrappers.protocol import REQUEST_LIMIT, SOCKET, Want, read_want
+from agent.wrappers.protocol import REQUEST_LIMIT, Want, read_want
+from pinning.contract import CMK_SOCKET
 from tests.agent.wrappers.scene import Forker, Scene, cmk_pod, isolate, plain_pod
 
 Talk = Callable[[Scene, Forker], Awaitable[None]]
@@ -38,7 +39,7 @@ def played(folder: Path, talk: Talk) -> None:
 async def connect(scene: Scene) -> socket.socket:
     """Connect from this process and let the agent accept, because its backlog is short."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(str(scene.folder / "install" / SOCKET))
+    connection.connect(str(scene.folder / "install" / CMK_SOCKET))
     connection.setblocking(False)
     await asyncio.sleep(0)
     return connection
@@ -101,7 +102,7 @@ def test_a_request_above_the_size_limit_is_refused(tmp_path: Path, content: byte
 def test_who_sends_nothing_is_dropped_and_fills_his_own_room_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idle connections reach the limit of their own container only, and are closed after a timeout."""
+    """Idle connections count against their container's limit only, and are closed after a timeout."""
 
     async def talk(scene: Scene, container: Forker) -> None:
         monkeypatch.setattr(server, "SEND_SECONDS", 3600.0)
@@ -151,7 +152,7 @@ def test_a_flood_leaves_others_their_turns(tmp_path: Path) -> None:
         async with scene.container("q") as flooder:
             await flooder.cycle(isolate("infra"), 1)
             for _ in range(8):
-                flooder.order({"cycle": [str(tmp_path / "install" / SOCKET), isolate("exclusive"), 400]})
+                flooder.order({"cycle": [str(tmp_path / "install" / CMK_SOCKET), isolate("exclusive"), 400]})
             for _ in range(10):
                 assert (await container.ask(isolate("infra"))).word == "ok"
 
@@ -173,7 +174,7 @@ def test_each_process_gets_one_right_answer_while_floods_run(tmp_path: Path) -> 
         async with scene.container("q") as flooder:
             for kept, request in FLOODS.values():
                 for _ in range(2):
-                    flooder.order({"flood": [str(tmp_path / "install" / SOCKET), kept, request]})
+                    flooder.order({"flood": [str(tmp_path / "install" / CMK_SOCKET), kept, request]})
             await scene.until(lambda: scene.keeper._bounds.connections._total >= AT_ONCE)
             asked = await container.asks(isolate("exclusive"), 40)
             pooled = await container.asks(isolate("infra"), 40)
@@ -234,7 +235,7 @@ def test_who_connects_has_a_turn_whatever_it_says(tmp_path: Path, monkeypatch: p
 def test_processes_of_a_container_that_is_not_listed_share_one_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred requests of an unlisted container share one pass and one lookup for each pass."""
+    """A hundred requests of an unlisted container share one pass and one lookup."""
     looks: list[str] = []
     candidates = CgroupIndex.candidates
 
@@ -313,7 +314,7 @@ def test_a_socket_by_another_name_is_the_same_socket(tmp_path: Path) -> None:
 
     async def talk(scene: Scene, container: Forker) -> None:
         link = tmp_path / "link"
-        link.symlink_to(tmp_path / "install" / SOCKET)
+        link.symlink_to(tmp_path / "install" / CMK_SOCKET)
         async with scene.container("q") as other:
             other.order({"ask": [str(link), isolate("exclusive")]})
             assert "this container has none" in (await other.answer()).text

@@ -117,6 +117,8 @@ def test_process_1_stays_beside_the_cores_of_its_command(tmp_path: Path) -> None
         agent.pod("init", f"{first} cmk isolate --pool=exclusive sleep -- 1000; echo left with $?")
         agent.until("both are told of", lambda: len(agent.tasks) == 2)
         before = agent.tasks
+        # The agent lists a process before it has saved the claim and moved it.
+        agent.until("both are moved", lambda: all(allowed(pid) == cpus for pid, (_, cpus) in before.items()))
         process.kill()
     places = {pool: (pid, cpus) for pid, (pool, cpus) in before.items()}
     (parent, aside), (command, own) = places["infra"], places["exclusive"]

@@ -90,7 +90,7 @@ def test_process_is_identified_by_pid_and_start_time() -> None:
 
     assert peer.process == itself
     peer.close()
-    with pytest.raises(Gone, match="is another one"):
+    with pytest.raises(Gone, match="was reused"):
         held(Process(itself.pid, itself.started - 1))
 
 

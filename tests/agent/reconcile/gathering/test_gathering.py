@@ -1,4 +1,4 @@
-"""Delay until the next pass, by kind of change."""
+"""Delay from a change to the next pass, by the kind of the change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
 
 @contextmanager
 def noting(agent: Agent, waits: list[float]) -> Iterator[None]:
-    """Record the delays of requested passes instead of running them."""
+    """Record the delays of requested passes instead of running the passes."""
     between = agent.reconciler.between_passes
     request = between._request_pass
     between._request_pass = lambda within=0.0: waits.append(within)
@@ -71,6 +71,17 @@ def told(node: FakeNode, key: str, state: State, uid: str) -> None:
     node.runtime.changed()
 
 
+def running(node: FakeNode, uid: str) -> str:
+    """Return the id of a container of a pod."""
+    return next(key for key, container in node.containers.items() if container.pod_uid == uid)
+
+
+def gone(node: FakeNode, uid: str) -> None:
+    """Delete a pod from the API."""
+    del node.documents[uid]
+    node.pods.changed()
+
+
 @pytest.mark.usefixtures("watch")
 @pytest.mark.parametrize(
     ("act", "waits"),
@@ -78,7 +89,7 @@ def told(node: FakeNode, key: str, state: State, uid: str) -> None:
         pytest.param(lambda node: node.add("new", PLAIN), [SETTLE_SECONDS], id="plain-comes"),
         pytest.param(lambda node: node.documents.pop("plain"), [SETTLE_SECONDS], id="plain-goes"),
         pytest.param(lambda node: node.add("new", TWO), [NOW], id="owner-comes"),
-        pytest.param(lambda node: node.documents.pop("owner"), [NOW], id="owner-goes"),
+        pytest.param(lambda node: node.documents.pop("owner"), [SETTLE_SECONDS], id="running-owner-goes"),
         pytest.param(lambda node: node.add("owner", PLAIN), [NOW], id="owner-edited-to-none"),
         pytest.param(lambda node: node.add("plain", TWO), [NOW], id="plain-edited-to-exclusive"),
         pytest.param(lambda node: None, [], id="nothing"),
@@ -96,7 +107,7 @@ def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], wa
 
 
 def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
-    """If the runtime asks the agent for CPUs, one pass within a second covers pod and start; otherwise each has its own."""
+    """If the runtime calls the agent over NRI, one pass serves a new pod and its start; otherwise each gets one."""
 
     def come(_: Agent) -> None:
         for uid, watch.holds in (("asked", True), ("not-asked", False)):
@@ -142,7 +153,7 @@ def test_pod_that_changes_all_the_time_delays_no_other(
 
 @pytest.mark.usefixtures("watch")
 def test_owner_that_changes_all_the_time_is_coalesced_too(node: FakeNode) -> None:
-    """Labels that the user of an owner's pod changes request few passes, and no list of the runtime."""
+    """Label changes of a pod that owns CPUs are coalesced into few passes, and cause no list of the runtime."""
     lists: list[int] = []
 
     def flood(agent: Agent) -> None:
@@ -158,17 +169,58 @@ def test_owner_that_changes_all_the_time_is_coalesced_too(node: FakeNode) -> Non
 
 @pytest.mark.usefixtures("watch")
 def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
-    """A first edit in 50 ms requests an immediate pass, later ones a coalesced one; a deletion always an immediate one."""
+    """The first edit of an owner in 50 ms requests an immediate pass, later ones a delayed one.
+
+    The deletion of the pod after the exit of its container requests an immediate pass.
+    """
 
     def edits(_: Agent) -> None:
         node.add("owner", Wish("3", policy="exclusive"))
         node.pods.changed()
         node.add("owner", TWO)
         node.pods.changed()
+        told(node, running(node, "owner"), State.EXITED, "owner")
         del node.documents["owner"]
         node.pods.changed()
 
-    assert requested(node, edits) == [NOW, GATHER_SECONDS, NOW]
+    assert requested(node, edits) == [NOW, GATHER_SECONDS, SETTLE_SECONDS, NOW]
+
+
+@pytest.mark.usefixtures("watch")
+@pytest.mark.parametrize("exits_first", [True, False])
+def test_end_of_an_owner_lists_once(node: FakeNode, *, exits_first: bool) -> None:
+    """When a container has exited and its pod was deleted, the next pass lists the runtime to free the CPUs."""
+    lists: list[int] = []
+
+    def end(agent: Agent) -> None:
+        agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
+        key = running(node, "owner")
+        steps: list[Callable[[], None]] = [
+            lambda: told(node, key, State.EXITED, "owner"),
+            lambda: gone(node, "owner"),
+        ]
+        first, second = steps if exits_first else steps[::-1]
+        first()
+        assert lists == []
+        second()
+
+    assert requested(node, end) == [SETTLE_SECONDS, NOW]
+    assert lists == [1]
+
+
+@pytest.mark.usefixtures("watch")
+def test_deleted_owner_with_one_container_left_keeps_its_cpus(node: FakeNode) -> None:
+    """If one of two containers of a deleted pod exits, its CPUs are not freed, so no list of the runtime is requested."""
+    lists: list[int] = []
+    node.start("owner")
+
+    def end(agent: Agent) -> None:
+        agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
+        gone(node, "owner")
+        told(node, running(node, "owner"), State.EXITED, "owner")
+
+    requested(node, end)
+    assert lists == []
 
 
 @pytest.mark.parametrize(
@@ -194,9 +246,10 @@ def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
 def test_event_of_the_runtime(
     node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
 ) -> None:
-    """Only a container created on its current CPUs, or the end of a plain one, may wait for a later pass.
+    """A pass may be delayed only for a container created on its planned CPUs, and for the exit of one without own CPUs.
 
-    One of a plain pod waits as long as for its end, unless the pod has a mark.
+    The delay after an event of a plain pod is as long as after the exit of its container, unless the pod has
+    the guard's mark.
     """
     node.add("machine", PLAIN)
     node.documents["machine"]["spec"]["runtimeClassName"] = "kata"
@@ -217,7 +270,7 @@ def test_event_of_the_runtime(
 
 @pytest.mark.usefixtures("watch")
 def test_exit_beside_the_deletion_of_its_pod_waits_for_nothing(node: FakeNode) -> None:
-    """The exit of an owner whose pod the watch no longer shows frees CPUs, even if the last pass saw the pod."""
+    """The exit of an owner whose pod was deleted requests an immediate pass, which frees the CPUs."""
 
     def event(_: Agent) -> None:
         del node.documents["owner"]
@@ -234,7 +287,7 @@ def test_unknown_change_of_the_runtime_requests_a_pass(node: FakeNode) -> None:
 
 @pytest.mark.usefixtures("watch")
 def test_changes_are_not_coalesced_while_observing(node: FakeNode) -> None:
-    """Beside the kubelet's static policy plain pods hold CPUs too, so a change requests an immediate pass."""
+    """Under the kubelet's static policy plain pods may hold CPUs too, so each change requests an immediate pass."""
     node.settings = replace(node.settings, config=replace(node.config, observe=True))
 
     def change(_: Agent) -> None:
@@ -245,7 +298,7 @@ def test_changes_are_not_coalesced_while_observing(node: FakeNode) -> None:
 
 
 def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None:
-    """The `local` runtime starts containers when it is listed, so a change requests an immediate pass."""
+    """The `local` runtime starts containers only when the agent lists them, so each change requests an immediate pass."""
 
     def change(_: Agent) -> None:
         node.add("new", PLAIN)
@@ -257,7 +310,7 @@ def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None
 @pytest.mark.usefixtures("watch")
 @pytest.mark.parametrize(("has_begun", "wait"), [(False, GATHER_SECONDS), (True, NOW)])
 def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun: bool, wait: float) -> None:
-    """A container pinned before its command runs may wait; one that already runs gets an immediate pass."""
+    """The pass for a container pinned before its command ran may be delayed; a running one gets one at once."""
     key = node.start("plain", state=State.RUNNING)
     cgroup = node.cgroup(key)
     if not has_begun:

@@ -13,7 +13,7 @@ from agent.reconcile.agenda import Agenda, Trigger
 
 
 class Timers:
-    """A trigger and its agenda on a clock that the test sets."""
+    """A trigger and its agenda, on a clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Timers:
         self.trigger = Trigger(self.agenda)
 
     def advance(self, to: float) -> None:
-        """Set the clock and run the looks that are due."""
+        """Set the clock and run the callbacks that are due."""
         self.now = to
         for key in self.agenda.take_due():
             asyncio.run(self.agenda.look(key))
@@ -34,14 +34,14 @@ def timers() -> Timers:
 
 
 def test_request_without_delay_starts_no_timer(timers: Timers) -> None:
-    """A request without a delay sets the trigger at once."""
+    """A request without a delay triggers a pass at once and starts no timer."""
     trigger = timers.trigger
     trigger.request_pass()
     assert (trigger.is_set, timers.agenda.due()) == (True, [])
 
 
 def test_many_requests_start_one_timer(timers: Timers) -> None:
-    """A thousand requests within the delay are coalesced into one pass, at the time of the first."""
+    """A thousand requests within the delay cause one pass, at the time that the first request set."""
     trigger = timers.trigger
     for number in range(1000):
         timers.advance(number * GATHER_SECONDS / 1001)
@@ -52,7 +52,7 @@ def test_many_requests_start_one_timer(timers: Timers) -> None:
 
 
 def test_urgent_request_waits_for_no_timer(timers: Timers) -> None:
-    """An urgent request sets the trigger although another one waits for its delay."""
+    """A request without a delay triggers a pass at once, even if an earlier request is still delayed."""
     trigger = timers.trigger
     trigger.request_pass(SETTLE_SECONDS)
     trigger.request_pass()
@@ -75,7 +75,7 @@ def test_pass_cancels_earlier_requests(timers: Timers) -> None:
     st.lists(st.tuples(st.floats(0, 0.3), st.sampled_from([0.0, GATHER_SECONDS, SETTLE_SECONDS])), min_size=1)
 )
 def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]) -> None:
-    """Each request is served within its own delay, whatever is requested before or after."""
+    """The pass of a request starts within the request's own delay, whatever was requested before or after."""
     timers = Timers()
     trigger = timers.trigger
     deadline = float("inf")
@@ -89,16 +89,12 @@ def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]
     assert trigger.is_set
 
 
-def test_agenda_serves_a_delayed_request() -> None:
-    """A delayed request wakes the waiter while the agenda runs."""
-
-    async def scenario() -> None:
-        trigger = Trigger(Agenda())
-        running = asyncio.create_task(trigger.agenda.run())
-        trigger.request_pass(0.001)
-        async with asyncio.timeout(60):
-            await trigger.wait()
-        running.cancel()
-        await asyncio.wait([running])
-
-    asyncio.run(scenario())
+async def test_agenda_serves_a_delayed_request() -> None:
+    """While the agenda runs, a delayed request wakes the task that waits for the trigger."""
+    trigger = Trigger(Agenda())
+    running = asyncio.create_task(trigger.agenda.run())
+    trigger.request_pass(0.001)
+    async with asyncio.timeout(60):
+        await trigger.wait()
+    running.cancel()
+    await asyncio.wait([running])
