@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 PRODUCT = "corepin"
 
-# Extended resources. The first two are Intel CMK's; the webhook adds the others to containers with claims.
+# Extended resources. The first two resources are Intel CMK's; the webhook adds the others to containers with
+# claims.
 EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
 EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
 ISOLATED_CORES = "corepin.io/isolated-cores"  # counts cores for `smt-policy: isolate`
@@ -22,7 +23,7 @@ NUMA_CPUS = "corepin.io/numa-cpus"  # counts CPUs of one NUMA node for `numa-pol
 NEAR_CPUS = (
     "near.corepin.io/"  # then the name of devices' resource: for `device-policy: require`, CPUs beside them
 )
-# In CMK's order: of two that are present the first one counts.
+# In CMK's order: of two present annotations the first one has an effect.
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)
 
 # Annotations that users write.
@@ -63,7 +64,8 @@ GUARDED_VALUE = "true"
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 # On pods, with commas: containers whose CPU limits a LimitRange filled in.
 FILLED_IN = "limit-ranger.corepin.io/containers"
-# On pods: the CPUs of the budget with which the pod was sent. An API server may drop it after mutation.
+# On pods: the CPUs of the budget with which the pod was sent, "none" for pod-level CPU that is not a budget. An API server may
+# drop it after mutation.
 POD_BUDGET = "pod-budget.corepin.io/cpus"
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # annotation of pods, read by NRI's default validator
@@ -93,7 +95,7 @@ KUBEVIRT_LABEL = "kubevirt.io"
 VIRT_LAUNCHER = "virt-launcher"
 LAUNCHER_CONTAINER = "compute"
 KUBEVIRT_SCHEDULABLE = "kubevirt.io/schedulable"  # on nodes where KubeVirt's handler runs
-# The first up to KubeVirt 1.7, the second from 1.8 on.
+# KubeVirt up to 1.7 uses the first label, 1.8 and later the second.
 CPUMANAGER_LABELS = ("cpumanager", "kubevirt.io/cpumanager")
 CMK_TAINT_KEY = "cmk"
 CMK_TAINT_VALUE = "true"
@@ -128,6 +130,7 @@ EVEN_PARITY = "alpha.kubevirt.io/EmulatorThreadCompleteToEvenParity"
 AGENT_CONFIG = "/etc/corepin/node/config.yaml"
 AGENT_STATE = "/var/lib/corepin"  # folder of the checkpoint and its lock
 AGENT_SOCKET = "/run/corepin/agent.sock"
+CMK_SOCKET = "cmk.sock"  # name of the socket of `cmk` in the install directory of that command
 KUBELET_STATE = "/var/lib/kubelet/cpu_manager_state"
 NRI_SOCKET = "/var/run/nri/nri.sock"
 DEBUGFS = "/sys/kernel/debug"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pinning.allocation.placement import Placement
 from pinning.contract import DevicePolicy, NUMAPolicy
 from pinning.errors import NotEnoughCPUs
-from pinning.machine.cpuset import CPUSet, union
+from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.machine.near import cpus_near, nodes_of, rings, shares
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The homes of a container, and its device policy.
+    """The home nodes of a container (NUMA nodes of its devices), and its device policy.
 
     Under `require` it gets no CPUs elsewhere, and some of its CPUs are near each device.
     """
@@ -37,6 +37,7 @@ class Beside:
     policy: DevicePolicy = DevicePolicy.PREFER
     devices: tuple[Device, ...] = ()  # the container's devices, for messages
     unknown: str = ""  # under `require`: why the container's devices are not known; empty: they are known
+    is_final: bool = True  # False: the container may have devices that are not known yet
 
     @property
     def is_required(self) -> bool:
@@ -47,6 +48,11 @@ class Beside:
     def nodes(self) -> CPUSet:
         """The NUMA nodes near at least one device."""
         return nodes_of(self.homes)
+
+    @property
+    def final_nodes(self) -> CPUSet:
+        """The NUMA nodes near at least one device if all devices are known, else none."""
+        return self.nodes if self.is_final else EMPTY
 
     def near(self, topology: Topology) -> list[CPUSet]:
         """Return the CPUs near each device (its home), in the order of the homes."""
@@ -131,8 +137,8 @@ def resize_beside(
 ) -> Placement:
     """Resize a placement: release CPUs on far nodes first, add near ones first; raise NotEnoughCPUs.
 
-    `needed` is the number of CPUs for the claim. If CPUs that are not near the devices are refused, none of those is
-    added.
+    `needed` is the number of CPUs for the claim. If CPUs that are not near the devices are refused, none of them
+    is added.
     """
     staying = len(kept.cpus & topology.online)
     regions = [
@@ -156,7 +162,7 @@ def _first_that_fits(regions: Sequence[CPUSet], put: Callable[[CPUSet], Placemen
 def _in_shares(
     near: Sequence[CPUSet], weights: Sequence[int], unit: int, count: int, rooms: list[int], put: Put
 ) -> Placement | None:
-    """Return the placement of a share in each home, None if all together have too little room; homes are disjoint.
+    """Return a placement with the share of each home node; None if the homes (disjoint) have too little room together.
 
     `rooms` are the most CPUs or cores that each home may have. The share of a home with less room is cut, and the others
     get more.

@@ -61,11 +61,20 @@ class Picker:
     ) -> int:
         """Return the choice if it lies in one cache or none has room; else as many CPUs of the first that has."""
         count = chosen.bit_count()
+        if not self.align_uncore or self._is_in_one_cache(chosen, own):
+            return chosen
         roomy = self._roomy_caches(among, count, own)
-        if not roomy or any(not chosen & ~cache.mask for cache in roomy):
+        if not roomy:
             return chosen
         first = next(cache for cache in order(among, own) if cache in roomy)
         return self._pack(among & first.mask, count, own)
+
+    def _is_in_one_cache(self, chosen: int, own: int) -> bool:
+        """Return whether the own CPUs and the chosen ones lie in one last-level cache."""
+        for cache in self.tables.caches:
+            if not chosen & ~cache.mask:
+                return not own & ~cache.rings[0]
+        return False
 
     def _roomy_caches(self, among: int, count: int, own: int) -> list[Unit]:
         """Return the last-level caches with room for all CPUs of the container; none if caches are not aligned."""
@@ -76,7 +85,8 @@ class Picker:
 
     def _is_narrow(self, chosen: int, among: int, count: int, own: int) -> bool:
         """Return whether no choice uses fewer NUMA nodes, or fewer packages if the container has CPUs already."""
-        if len(self.tables.nodes_of(chosen | own)) > self._fewest(among, count, own):
+        nodes = len(self.tables.nodes_of(chosen | own))
+        if nodes > 1 and nodes > self._fewest(among, count, own):
             return False
         packages = self._packages(chosen | own)
         if not own or packages == self._packages(own):
@@ -102,8 +112,8 @@ class Picker:
     def narrowest(self, tiers: Sequence[int], count: int, own: int = 0) -> int:
         """Return the CPUs of the fewest NUMA nodes that have `count` CPUs of the tiers; own nodes are included.
 
-        Of equals, the set in the fewest packages, then with the most of the first tier, the second..., then the
-        tightest. On machines with many nodes simply the nodes with most free CPUs.
+        Of equal sets, the one in the fewest packages is preferred, then the one with the most CPUs of the first
+        tier, the second..., then the tightest. On machines with many nodes the nodes with most free CPUs are used.
         """
         among = _union(tiers)
         home = _union(node.mask for node in self.tables.nodes_of(own))

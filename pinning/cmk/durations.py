@@ -18,6 +18,6 @@ def parse_duration(name: str, text: str) -> float:
     seconds = float(found[1]) * SECONDS[found[2] or ""] if found else -1.0
     if not 0 <= seconds <= LONGEST:
         raise BadContract(
-            f"{name}: {text[:60]!r} is no duration up to 24h: write for example 30, 1.5s, 500ms or 2m"
+            f"{name}: {text[:60]!r} is not a duration up to 24h: write for example 30, 1.5s, 500ms or 2m"
         )
     return seconds

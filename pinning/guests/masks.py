@@ -135,7 +135,7 @@ def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:
 
 
 def _pinned_by_libvirt(seen: VMSeen, cpus: CPUSet) -> tuple[CPUSet, ...]:
-    """Return the vCPU masks if they are pins; a hotplugged vCPU still has the mask of the first thread."""
+    """Return the vCPU masks if they are pins; a hotplugged vCPU may still have the mask of the first thread."""
     inherited = seen.main if len(seen.main) == 1 and _has_room(seen, cpus - seen.main) else EMPTY
     return _pinned(seen.vcpus, cpus - seen.housekeeping - inherited)
 
@@ -170,7 +170,7 @@ def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
 
 
 def _has_room(seen: VMSeen, cpus: CPUSet) -> bool:
-    """Return whether the CPUs suffice for the vCPUs; a set that leaves too few is not the emulator's own."""
+    """Return whether the remaining CPUs suffice for the vCPUs; otherwise the set is not the emulator's own."""
     return len(cpus) >= max(1, len(seen.vcpus))
 
 
@@ -253,7 +253,7 @@ def _crowded(launcher: Launcher, pins: CPUSet, others: CPUSet) -> Iterable[str]:
     """Yield a note if the emulator shares cores with vCPUs against the SMT policy."""
     crowded = launcher.topology.siblings_of(pins) & others
     if crowded and launcher.smt in OWN_CORES:
-        yield f"its emulator runs on CPUs {crowded} of the vCPUs' cores, for its CPUs leave no others"
+        yield f"its emulator runs on CPUs {crowded} of the vCPUs' cores, because its CPUs include no others"
 
 
 def _together(seen: VMSeen, cpus: CPUSet, house: CPUSet, reason: str) -> VMMasks:

@@ -58,7 +58,7 @@ class CPUSet:
     def parse_mask(cls, text: str) -> CPUSet:
         """Parse the kernel's mask format: hex in groups of eight digits with commas. Raise BadCPUList otherwise."""
         if not _MASK.fullmatch(text):
-            raise BadCPUList(f"{text[:40]!r} is no hex mask in groups of eight digits")
+            raise BadCPUList(f"{text[:40]!r} is not a hex mask in groups of eight digits")
         mask = int(text.replace(",", ""), 16)
         if mask.bit_length() > MAX_CPU + 1:
             raise BadCPUList(f"CPU {mask.bit_length() - 1} of a mask is above {MAX_CPU}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pinning.planning.node_sets import NodeSets
     from pinning.pods.claims import Claim
 
-    Inside = Callable[[CPUSet, Beside, int], Placement]  # chooses in a region so many CPUs or cores
+    Inside = Callable[[CPUSet, Beside, int], Placement]  # chooses this number of CPUs or cores in a region
 
 NOT_BESIDE: Final = f"choose device-policy {DevicePolicy.PREFER}"
 _NAMES: Final = {  # names of core types in the topology
@@ -92,10 +92,11 @@ class Allocator:
         reusable: CPUSet,
         beside: Beside = ANYWHERE,
         keep: Placement | None = None,
+        count: int | None = None,
     ) -> Placement:
-        """Return CPUs for a claim, including those that it keeps; raise NotEnoughCPUs."""
-        own = reusable & self.sets.source(claim)
-        return self._first(claim, policies, free, claim.count, beside, reusable=own, keep=keep)
+        """Return CPUs for a claim, including those that it keeps; raise NotEnoughCPUs. None: the claim's own count."""
+        own, wanted = reusable & self.sets.source(claim), claim.count if count is None else count
+        return self._first(claim, policies, free, wanted, beside, reusable=own, keep=keep)
 
     def resized(
         self,
@@ -161,7 +162,7 @@ class Allocator:
         held: Placement | None,
     ) -> Placement:
         """Return the first placement that fits: by core type, then near the devices; raise NotEnoughCPUs."""
-        topology, numa = self.sets.topology, self._numa(policies)
+        topology, numa = self.sets.topology, self.numa_policy(policies)
         unit = _unit(self.sets, claim, policies, beside, count)
         needed = count * topology.smt if claim.origin is Origin.CMK else count
         if not keep and (obstacle := beside.obstacle(numa, unit, count)):
@@ -191,7 +192,7 @@ class Allocator:
         refused = _beside_devices(topology, refused, tried[-1], beside, inside)
         raise refused.or_else(_hope(self.sets, claim, policies, count, beside))
 
-    def _numa(self, policies: EffectivePolicies) -> NUMAPolicy:
+    def numa_policy(self, policies: EffectivePolicies) -> NUMAPolicy:
         """Return the NUMA policy, with the kubelet's node-wide option as a policy."""
         if self.config.distribute and policies.numa is NUMAPolicy.PACKED:
             return NUMAPolicy.DISTRIBUTED
@@ -341,7 +342,7 @@ def _beside_devices(
     named = refused.beside(devices_text(topology, beside.devices))
     most = len(topology.cpus) + 1
     try:
-        # This many never fit: the error says how many would, without choosing them.
+        # This count never fits: the error has the largest possible count, without a choice of CPUs.
         inside(region, ANYWHERE, most)
     except NotEnoughCPUs as anywhere:
         most = anywhere.found

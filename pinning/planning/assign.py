@@ -163,7 +163,7 @@ class Assigner:
 
     def _shrunk(self, ask: Ask, held: Assignment) -> Assignment:
         try:
-            return _resized(self.draft, held, self.draft.free_for(held))
+            return _resized(self.draft, self._regions.nearest(ask, held), self.draft.free_for(held))
         except NotEnoughCPUs as problem:  # the machine has changed since the container got its CPUs
             self._refused.of_policy(ask, held, str(problem))
             return held
@@ -177,7 +177,7 @@ class Assigner:
             self._refused.at_start(ask, Reason.DEVICES_UNKNOWN, unknown)
 
     def _change_policy(self, ask: Ask) -> None:
-        """Turn share into exclusive on the same CPUs; place anew under a changed SMT or NUMA policy."""
+        """Turn share into exclusive on the same CPUs; place containers again under a changed SMT or NUMA policy."""
         held = self.draft.ledger.of(ask.owner)
         if not held or held.owner in self.refusals:
             return
@@ -205,7 +205,7 @@ class Assigner:
             chosen = self.draft.allocator.moved(held, policies, free, beside)
             return replace(
                 held,
-                homes=beside.nodes or held.homes,
+                homes=beside.final_nodes or held.homes,
                 smt=policies.smt,
                 numa=policies.numa,
                 core_type=policies.core_type,
@@ -236,7 +236,7 @@ class Assigner:
         if not _was_placed_early(self.draft, held):
             return
         beside, policies = self.draft.beside(held.owner, held.claim), EffectivePolicies.of_assignment(held)
-        topology, stays = self.draft.observed.topology, replace(held, homes=beside.nodes)
+        topology, stays = self.draft.observed.topology, replace(held, homes=beside.final_nodes)
         with suppress(NotEnoughCPUs):
             chosen = self.draft.allocator.moved(held, policies, self.draft.free_for(held), beside)
             was, now = (nearness(topology, beside.homes, cpus) for cpus in (held.cpus, chosen.cpus))
@@ -317,25 +317,29 @@ def _fresh(draft: LedgerDraft, ask: Ask, start_index: int, free: CPUSet) -> Assi
         cpus=chosen.cpus,
         idle=chosen.idle,
         core_type=policies.core_type,
-        homes=beside.nodes,
+        homes=beside.final_nodes,
     )
 
 
 def _reusable(draft: LedgerDraft, ask: Ask, free: CPUSet) -> CPUSet:
-    """Return the CPUs to use first: those that containers of the pod hold, and in a budget those of slices."""
+    """Return the CPUs to use first: CPUs held by containers of the pod that never run at the same time, without its pool."""
     pool = draft.ledger.pools.get(ask.pod.uid)
     return free & draft.ledger.held - (pool.footprint if pool else EMPTY)
 
 
 def _was_placed_early(draft: LedgerDraft, held: Assignment) -> bool:
-    """Return whether a container got its CPUs before its devices were known, and can still be moved."""
-    if held.homes or not draft.beside(held.owner, held.claim).homes:
+    """Return whether a container got its CPUs before its devices were all known, and can still be moved.
+
+    It moves only once after its start, so it waits until all of its devices are known.
+    """
+    beside, is_live = draft.beside(held.owner, held.claim), held.owner.pod_uid in draft.observed.live_uids
+    if held.homes or not beside.homes or (is_live and not beside.is_final):
         return False
     return not draft.is_running_vm(held.owner)
 
 
 def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:
-    """Return whether the CPUs are where the device policy allows; with devices not known, whether they were once."""
+    """Return whether the device policy allows the CPUs; if the devices are not known, whether it allowed them before."""
     beside = draft.beside(ask.owner, ask.claim)
     if beside.unknown:
         return bool(held.homes)

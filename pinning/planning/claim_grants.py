@@ -1,11 +1,14 @@
 """CPUs for ResourceClaims, and for the containers that name them, in one pass over a node.
 
-A claim gets whole cores of the device that the scheduler chose. Once the kubelet has asked for it, only the kubelet
-gives it back: containers and pods of a claim come and go, and its CPUs stay. They are released once the kubelet has given
-the claim back and no container of its pods runs: a kubelet that lost its state, or deletes a pod by force, may give back
-what running containers use. A kubelet that lost its state may also give nothing back: where it asks for a claim that was
-allocated anew, the CPUs of the allocation before are released once the pods of that one are gone. Without the driver (`claims` is None) the claims of the checkpoint keep their CPUs until their
-pods are gone.
+A claim gets whole cores of the device that the scheduler chose. A prepared claim keeps its CPUs until the kubelet
+unprepares it, even if its containers and pods end. The CPUs are released once the claim is unprepared and no
+container of its pods runs: a kubelet that lost its state, or deletes a pod by force, may unprepare a claim whose
+CPUs running containers use. A pod for which the claim is no longer reserved counts as long as its containers run,
+and every pod counts while the runtime does not answer.
+
+A kubelet that lost its state may also unprepare nothing: if it prepares a claim that was reallocated, the CPUs of
+the earlier allocation are released when that allocation's pods are deleted. Without the driver (`claims` is None)
+the claims of the checkpoint keep their CPUs until their pods are deleted.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 NO_CPU_SHARED = "no CPU would be left for the shared set"
 DELETE_POD = "delete the pod, so that it is scheduled anew"
 NO_DRIVER = (
-    "holds CPUs, and the agent of this node, which is no driver of ResourceClaims any more, cannot read whether it is"
+    "holds CPUs, and the agent of this node, which is not a driver of ResourceClaims any more, cannot read whether it is"
     " reserved for this pod: install the component dra again, or name another claim"
 )
 ALLOCATED_ANEW = (
@@ -126,7 +129,7 @@ class ClaimPlanner:
         }
 
     def release(self) -> None:
-        """Release claims that the kubelet gave back, and other CPUs of containers that now have claims."""
+        """Release unprepared claims, and other CPUs of containers that now have claims."""
         draft = self._draft
         for uid in sorted(self._over):
             draft.ledger = draft.ledger.release_claim(uid)
@@ -139,7 +142,7 @@ class ClaimPlanner:
         """Return whether a claim is released; an unread claim, as after a reboot, is not."""
         seen = self._draft.observed.claims
         if seen and uid in seen.released:
-            return not any(owner.pod_uid in grant.claim.pods for owner in self._draft.observed.running)
+            return not _pods_in_use(grant, self._draft.observed)
         if seen and grant.is_prepared:
             return self._is_asked_anew(uid) and self._is_alone(grant)
         if seen and uid in seen.known:
@@ -147,12 +150,12 @@ class ClaimPlanner:
         return self._is_alone(grant)
 
     def _is_asked_anew(self, uid: str) -> bool:
-        """Return whether the kubelet asks for a claim that was allocated anew since it has CPUs."""
+        """Return whether the kubelet prepares a claim that was reallocated after it got its CPUs."""
         seen, grant = self._draft.observed.claims, self._draft.ledger.claims.get(uid)
         return bool(seen and grant and uid in seen.prepared and _is_anew(grant, seen.known))
 
     def _is_alone(self, grant: ClaimGrant) -> bool:
-        """Return whether all pods of a claim are gone."""
+        """Return whether no pod of a claim exists any more."""
         return all(self._draft.observed.is_gone(pod) for pod in grant.claim.pods)
 
     def _is_unused(self, assignment: Assignment) -> bool:
@@ -220,7 +223,7 @@ class ClaimPlanner:
         if len(free) < count:
             problem = (
                 f"request {request} wants {count} CPUs of {group.device}, and {len(free)} of {len(group.cpus)} are"
-                " on cores of which nothing is held"
+                " on wholly free cores"
             )
             remedy = (
                 _WAIT if count <= len(group.cpus) else DELETE_POD
@@ -242,7 +245,7 @@ class ClaimPlanner:
         return {group.device: group for group in device_groups(sets.topology, claimable(sets))}
 
     def assign(self) -> tuple[Refusal, ...]:
-        """Put containers on the CPUs of their claims; return the refusals of those that get fewer, or none."""
+        """Assign containers the CPUs of their claims; return the refusals of containers that get fewer CPUs, or none."""
         draft, allocatable = self._draft, self._draft.sets.allocatable
         for assignment in (it for it in draft.ledger if it.device_claims):
             left = assignment.cpus & allocatable
@@ -325,19 +328,34 @@ _WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
 def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
     """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones.
 
-    Pods of an earlier allocation get no CPUs of the present one. A claim that the kubelet gave back is included only if
-    the ledger has it and containers still use it.
+    Pods of an earlier allocation get no CPUs of the present one. An unprepared claim is included only if the
+    ledger has it and containers still use it.
     """
     kept = {uid: grant for uid, grant in ledger.claims.items() if uid not in over}
     if observed.claims is None:
         return {uid: grant.claim for uid, grant in kept.items()}
     known = observed.claims.known
     new = {
-        uid: it for uid, it in known.items() if it.parts and not (uid in kept and _is_anew(kept[uid], known))
+        uid: _with_pods_in_use(it, kept.get(uid), observed)
+        for uid, it in known.items()
+        if it.parts and not (uid in kept and _is_anew(kept[uid], known))
     }
     claims = {uid: grant.claim for uid, grant in kept.items()} | new
     gone = observed.claims.released - kept.keys()
     return {uid: claim for uid, claim in claims.items() if uid not in gone}
+
+
+def _with_pods_in_use(claim: DeviceClaim, grant: ClaimGrant | None, observed: Observed) -> DeviceClaim:
+    """Return a claim for its pods, and for earlier ones that it is no longer reserved for while their containers run."""
+    in_use = _pods_in_use(grant, observed) if grant and not grant.claim.pods <= claim.pods else frozenset()
+    return claim if in_use <= claim.pods else replace(claim, pods=claim.pods | in_use)
+
+
+def _pods_in_use(grant: ClaimGrant, observed: Observed) -> frozenset[str]:
+    """Return the pods of a claim whose containers run, or may run: all while the runtime's list is not known."""
+    if not observed.containers_complete:
+        return grant.claim.pods
+    return grant.claim.pods & observed.running_uids
 
 
 def _is_anew(grant: ClaimGrant, known: Mapping[str, DeviceClaim]) -> bool:

@@ -54,14 +54,14 @@ def choose_group(
     """Return the group whose key an agent takes at its start, or why it waits.
 
     `labelled` is the label's value, empty if the node has none; `remembered` is the choice of the last start.
-    Either is None while it is not known. `there` are the groups with a key.
+    Each of the two is None while it is not known. `there` are the groups with a key.
     """
     group = remembered if labelled is None else labelled
     if group is None:
         return _not_known() if there else NO_GROUP
     if group != NO_GROUP and not is_group(group):
         return Waiting(
-            "BadGroup", f"label {CPU_GROUP_LABEL}: {group[:70]!r} is no name of a group: change the label"
+            "BadGroup", f"label {CPU_GROUP_LABEL}: {group[:70]!r} is not a valid group name: change the label"
         )
     if group != NO_GROUP and group not in there:
         return _no_key(group, key_of(group, default), is_labelled=labelled is not None)

@@ -75,10 +75,10 @@ def _broken_claims(ledger: Ledger, sets: NodeSets) -> Iterator[str]:
     for assignment in ledger:
         outside = assignment.footprint - ledger.claimed(assignment.device_claims)
         if assignment.device_claims and outside:
-            yield f"{assignment.name}: CPUs {outside} are not of its claims"
+            yield f"{assignment.name}: CPUs {outside} do not belong to its claims"
         taken = assignment.footprint & ledger.claimed(ledger.claims)
         if taken and not assignment.device_claims:
-            yield f"{assignment.name}: CPUs {taken} are those of claims"
+            yield f"{assignment.name}: CPUs {taken} belong to claims"
 
 
 def _broken_shared(ledger: Ledger, sets: NodeSets) -> Iterator[str]:

@@ -62,7 +62,7 @@ class Assignment:
 
     @property
     def is_pool(self) -> bool:
-        """Return whether it is the pool of a pod, which may be empty."""
+        """Return whether the assignment is the pool of a pod, which may be empty."""
         return self.claim.pool is not None
 
     @property
@@ -72,16 +72,16 @@ class Assignment:
 
     @property
     def is_lasting_slice(self) -> bool:
-        """Return whether it counts against the budget of its pod, if that has one, as long as the pod runs."""
+        """Return whether the assignment counts against the budget of its pod, if there is one, as long as the pod runs."""
         return self.claim.can_be_slice and not self._ends_first
 
     @property
     def is_exclusive(self) -> bool:
-        """Return whether no other container may run on its CPUs."""
+        """Return whether no other container may run on the assignment's CPUs."""
         return self.policy is CPUPolicy.EXCLUSIVE
 
     def is_quiet(self, *, is_crio: bool) -> bool:
-        """Return whether interrupts must keep off its CPUs; under CRI-O, CRI-O follows its own annotation."""
+        """Return whether interrupts must be kept off the CPUs; under CRI-O, CRI-O applies its own annotation."""
         noise = self.claim.noise
         if noise is None and self.claim.crio_disables_interrupts and not is_crio:
             noise = NoisePolicy.QUIET
@@ -89,14 +89,14 @@ class Assignment:
 
     @property
     def owns_cores(self) -> bool:
-        """Return whether it shares no physical core with another container."""
+        """Return whether the container shares no physical core with another container."""
         return self.smt is not SMTPolicy.PREFER and self.is_exclusive
 
     @property
     def flaw(self) -> str:
         """A message saying what is inconsistent in the assignment itself; empty if nothing is."""
         if not self.cpus and not (self.is_pool and not self.idle):
-            return "an assignment without CPUs is none: release it"
+            return "an assignment must have CPUs: release it"
         if self.cpus & self.idle:
             return f"CPUs {self.cpus & self.idle} cannot be idle and in use"
         if self.idle and not self.is_exclusive:
@@ -240,7 +240,7 @@ class Ledger:
         return union(self.claims[uid].footprint for uid in uids if uid in self.claims)
 
     def claim_names(self, uids: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of claims, in order; those that hold nothing have none here."""
+        """Return the names of claims, in order; claims without CPUs are left out."""
         return tuple(sorted(self.claims[uid].claim.name for uid in uids if uid in self.claims))
 
     def _with(self, new: Assignment) -> Ledger:
@@ -280,12 +280,12 @@ def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
 
 def _charged(assignments: Iterable[Assignment]) -> CPUSet:
     """Return the CPUs that containers hold themselves."""
-    return union(assignment.footprint for assignment in assignments if not assignment.device_claims)
+    return union([assignment.footprint for assignment in assignments if not assignment.device_claims])
 
 
 def _exclusive(mates: tuple[Assignment, ...]) -> CPUSet:
-    return _charged(assignment for assignment in mates if assignment.is_exclusive)
+    return _charged([assignment for assignment in mates if assignment.is_exclusive])
 
 
 def _share(mates: tuple[Assignment, ...]) -> CPUSet:
-    return union(assignment.cpus for assignment in mates if not assignment.is_exclusive)
+    return union([assignment.cpus for assignment in mates if not assignment.is_exclusive])

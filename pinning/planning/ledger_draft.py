@@ -47,7 +47,7 @@ class LedgerDraft:
         return self.sets.allocatable - self.ledger.held_against(uid, assignment.start_index, role)
 
     def beside(self, owner: Owner, claim: Claim) -> Beside:
-        """Return the NUMA nodes near a container's devices, and whether its CPUs may be elsewhere."""
+        """Return the NUMA nodes near a container's devices, and whether it may have CPUs on other nodes."""
         is_required = claim.devices is DevicePolicy.REQUIRE if claim.devices else self._requires_devices
         if not (is_required or self.observed.devices):
             return ANYWHERE
@@ -59,9 +59,9 @@ class LedgerDraft:
     def _read_beside(self, owner: Owner, claim: Claim) -> Beside:
         topology, policy = self.observed.topology, device_policy_of(claim, self.config)
         devices = near_devices(self.observed.devices_of(owner, claim.role), claim, self.config)
-        if policy is not DevicePolicy.REQUIRE:
-            return Beside(homes_of(topology, devices)) if devices else ANYWHERE
         unknown = self.observed.why_unknown(owner, claim.role)
+        if policy is not DevicePolicy.REQUIRE:
+            return Beside(homes_of(topology, devices), is_final=not unknown) if devices else ANYWHERE
         homes = () if unknown else homes_of(topology, devices)
         return Beside(homes, policy, devices, unknown)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -85,7 +84,7 @@ class StaticPools:
 class NodeConfig:
     """The configuration of one node's CPUs."""
 
-    reserved: CPUSet | None = None  # None: as `default_reserve` of `node_sets` chooses
+    reserved: CPUSet | None = None  # None: `default_reserve` of `node_sets` chooses
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
     strict_reserved: bool | None = (
         None  # no container runs on reserved CPUs; None: false, or as the kubelet says
@@ -120,7 +119,7 @@ class NodeConfig:
 
     @property
     def keeps_quiet(self) -> bool:
-        """Return whether anything is changed for containers under `quiet`."""
+        """Return whether any setting is changed for containers under `quiet`."""
         return self.quiet_interrupts or self.quiet_workqueues or self.quiet_latency is not None
 
 
@@ -222,7 +221,7 @@ def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) ->
 def exec_cpus(affinity: ExecAffinity, own: CPUSet, others: CPUSet) -> CPUSet:
     """Return the CPUs for processes that enter a container by exec, given its own CPUs and its pools.
 
-    Empty: they stay on the container's CPUs.
+    The result is empty if they stay on the container's CPUs.
     """
     if affinity is ExecAffinity.NONE:
         return EMPTY
@@ -263,9 +262,11 @@ class _Keys:
         if not isinstance(given, dict):
             name = prefix.rstrip(".") or "the node configuration"
             also = f", or the word {DYNAMIC}" if prefix == "pools." else ""
-            raise BadContract(f"{name}: {given!r} is no mapping: write keys of {', '.join(known)}{also}")
+            raise BadContract(f"{name}: {given!r} is not a mapping: write keys of {', '.join(known)}{also}")
         for key in given:
             if key not in known:
+                from difflib import get_close_matches  # only for this error, because it takes 0.1 MB
+
                 close = get_close_matches(str(key), known, n=1)
                 remedy = f"did you mean {close[0]}?" if close else f"known keys are {', '.join(known)}"
                 raise BadContract(f"{prefix}{key}: the key is unknown (value {given[key]!r}): {remedy}")

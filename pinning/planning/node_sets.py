@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pinning.contract import EXCLUSIVE_NON_ISOLCPUS_CORES, CPUPolicy, ReserveSource
@@ -34,7 +35,7 @@ class Pools:
     is_static: bool = False  # the pools have fixed sizes; free CPUs of the exclusive pools stay idle
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeSets:
     """The sets of a node that do not depend on the ledger."""
 
@@ -47,7 +48,7 @@ class NodeSets:
     align_uncore: bool = False  # a claim gets CPUs of one last-level cache, if one has enough free
     system_namespaces: tuple[str, ...] = ()  # globs of namespaces whose containers run on the reserved CPUs
 
-    @property
+    @cached_property
     def allocatable(self) -> CPUSet:
         """CPUs that containers can own: the universe without the reserve."""
         return self.universe - self.reserved - self.pools.set_aside
@@ -59,7 +60,7 @@ class NodeSets:
 
     @property
     def static_exclusive(self) -> CPUSet:
-        """CPUs of static exclusive pools, which shared work runs on only if nothing else is left."""
+        """CPUs of static exclusive pools, which the shared set uses only if no other CPU is left."""
         return self.pools.exclusive | self.pools.non_isolcpus if self.pools.is_static else EMPTY
 
     @property
@@ -71,7 +72,7 @@ class NodeSets:
         """Return the shared set: CPUs for all containers without an assignment."""
         return self.common - ledger.exclusive
 
-    @property
+    @cached_property
     def common(self) -> CPUSet:
         """The shared set without any assignment: with static pools the reserve and the cores in no pool.
 
@@ -230,7 +231,7 @@ def _cpus(cores: Iterable[Core]) -> CPUSet:
 
 
 def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -> CPUSet:
-    """Return the core of the lowest CPU among cores without isolated CPUs, else among those isolated in part.
+    """Return the core of the lowest CPU among cores without isolated CPUs, else among partly isolated cores.
 
     The kernel keeps system work off isolated CPUs, so reserving them would waste them. Cores that a pool lists come
     last, because a pool cannot have a reserved core. `known` has the CPUs of pods, including offline ones.

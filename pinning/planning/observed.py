@@ -21,7 +21,7 @@ from pinning.pods.device_claims import claim_names, claim_uses
 from pinning.pods.identity import name_of, runtime_uid
 from pinning.pods.launcher import is_launcher
 from pinning.pods.phase import is_final
-from pinning.pods.resources import Role, members, names_devices
+from pinning.pods.resources import Role, count_devices, members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,11 +37,26 @@ if TYPE_CHECKING:
 
 
 DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
+MORE_MAY_FOLLOW: Final = f"{DEVICES_NOT_NAMED}, or not all: more may follow until its pod's sandbox runs"
+# Reasons that each container with devices has for some milliseconds of its start.
+AT_EACH_START: Final = frozenset({DEVICES_NOT_NAMED, MORE_MAY_FOLLOW})
 
 
 def claim_not_known(name: str) -> Device:
     """Return the placeholder for the devices of a ResourceClaim while these are not known."""
     return Device(f"resourceclaim/{name}", EMPTY)
+
+
+class DeviceTimes(NamedTuple):
+    """When the agent first asked the kubelet for the devices of a pod, and when all were known: RFC 3339 in UTC."""
+
+    asked: str
+    named: str
+
+
+def _device_kinds(pod: Pod) -> dict[str, int]:
+    lasting = (member for member in members(pod) if member.role is not Role.INIT)
+    return {member.name: kinds for member in lasting if (kinds := count_devices(member.container))}
 
 
 class Owner(NamedTuple):
@@ -77,8 +92,8 @@ class SeenPod:
     warnings: tuple[Cause, ...] = ()
     counts: tuple[Count, ...] = ()  # counts for its whole-core claims, which the scheduler reads
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
-    # Containers whose limits name devices, without ordinary init containers.
-    device_containers: frozenset[str] = frozenset()
+    # Number of device resources in a container's limits, by container; without ordinary init containers.
+    device_kinds: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     budget: Budget | None = None
     claim_uses: tuple[ClaimUse, ...] = ()  # ResourceClaims of each container that names some
     # Names of its ResourceClaims, also of those that no container names.
@@ -105,11 +120,7 @@ class SeenPod:
             warnings=asked.warnings,
             counts=counts_of(pod, asked),
             unclaimed_millicores=asked.unclaimed_millicores,
-            device_containers=frozenset(
-                member.name
-                for member in (() if is_crowd else members(pod))
-                if member.role is not Role.INIT and names_devices(member.container)
-            ),
+            device_kinds={} if is_crowd else _device_kinds(pod),
             budget=asked.budget,
             claim_uses=claim_uses(pod, asked),
             claim_names=frozenset(claim_names(pod).values()),
@@ -120,8 +131,8 @@ class SeenPod:
     def in_turn(self) -> tuple[tuple[Claim, Owner, int], ...]:
         """Return the claims in the order in which they are served, with their owners; none if slices exceed the budget.
 
-        They are computed once for a pod, because each plan reads them. The number says how many CPUs a claim has beyond
-        the budget.
+        They are computed once for a pod, because each plan reads them. The number with each claim is its CPUs
+        above the budget.
         """
         claims = self.budget.in_turn if self.budget else self.claims
         return tuple([(claim, Owner(self.uid, claim.container), 0) for claim in claims])
@@ -130,6 +141,11 @@ class SeenPod:
     def all_claims(self) -> tuple[Claim, ...]:
         """The claims of its containers, and the claim of its pool."""
         return (*self.claims, self.budget.rest) if self.budget else self.claims
+
+    @property
+    def device_containers(self) -> frozenset[str]:
+        """Containers whose limits name devices, without ordinary init containers."""
+        return frozenset(self.device_kinds)
 
     @property
     def named_claims(self) -> Mapping[str, frozenset[str]]:
@@ -179,7 +195,7 @@ class SeenContainer:
 
     @property
     def is_live(self) -> bool:
-        """Return whether it runs or may start at any moment."""
+        """Return whether the container runs or may start at any moment."""
         return self.state is not State.EXITED
 
 
@@ -214,8 +230,10 @@ class Observed:
     holds_starts: bool = False  # containers that must not start unpinned are held back until their claims fit
     # Devices of containers, as far as they are known; of ordinary init containers they never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    # Why a container's devices are not known.
+    # Why a container's devices are not known, or may not be all.
     devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))
+    # By uid of the pod; without those of an earlier agent.
+    device_times: Mapping[str, DeviceTimes] = field(default_factory=lambda: MappingProxyType({}))
     looks_up_claims: bool = False  # `devices` includes those of ResourceClaims
     # Pools that processes use now, besides those that the containers' pods request.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: MappingProxyType({}))
@@ -261,7 +279,7 @@ class Observed:
         return tuple(map(claim_not_known, sorted(claims)))
 
     def why_unknown(self, owner: Owner, role: Role) -> str:
-        """Return why the devices of a container are not known; empty if they are.
+        """Return why the devices of a container are not all known; empty if they are.
 
         The devices of an ordinary init container, and of a pod's pool, are known when those of the pod's other containers
         are.
@@ -272,10 +290,16 @@ class Observed:
             names -= {""}
         elif role is not Role.INIT:
             names &= {owner.container}
-        missing = [
-            other for name in sorted(names) if (other := Owner(owner.pod_uid, name)) not in self.devices
-        ]
-        return next((self.devices_unknown.get(other, DEVICES_NOT_NAMED) for other in missing), "")
+        others = [Owner(owner.pod_uid, name) for name in sorted(names)]
+        missing = [it for it in others if it not in self.devices or it in self.devices_unknown]
+        return next((self.devices_unknown.get(it, DEVICES_NOT_NAMED) for it in missing), "")
+
+    @property
+    def final_devices(self) -> Mapping[Owner, tuple[Device, ...]]:
+        """Devices of the containers that have no others."""
+        if self.devices_unknown.keys().isdisjoint(self.devices):
+            return self.devices
+        return {owner: its for owner, its in self.devices.items() if owner not in self.devices_unknown}
 
     def _device_containers(self, pod: SeenPod) -> frozenset[str]:
         return pod.device_containers | (pod.named_claims.keys() if self.looks_up_claims else frozenset())
@@ -306,6 +330,11 @@ class Observed:
         return frozenset(container.owner for container in self.live if container.is_running)
 
     @cached_property
+    def running_uids(self) -> frozenset[str]:
+        """Uids of the pods with a running container."""
+        return frozenset(owner.pod_uid for owner in self.running)
+
+    @cached_property
     def by_age(self) -> tuple[SeenPod, ...]:
         """Pods that have not ended, oldest first, each uid once."""
         pods = {pod.uid: pod for pod in sorted(self.pods, key=lambda pod: pod.age, reverse=True)}
@@ -322,5 +351,5 @@ class Observed:
         return self.pods_complete and self.containers_complete
 
     def is_gone(self, pod_uid: str) -> bool:
-        """Return whether a pod is absent from the API or ended, and has no live container."""
+        """Return whether a pod is absent from the API or has ended, and has no live container."""
         return self.is_complete and pod_uid not in self.known_uids and pod_uid not in self.live_uids

@@ -2,8 +2,9 @@
 
 The parts of a budget are chosen as one claim under the policies of the pod, before they are cut.
 
-An ordinary init container without a slice runs on all CPUs of its pod, except slices of sidecars that run already. One
-with a slice uses CPUs of later slices and of the pool; until it has ended, the other containers keep off them.
+An ordinary init container without a slice runs on all CPUs of its pod, except slices of sidecars that run already.
+An init container with a slice uses CPUs of later slices and of the pool; until it has ended, the other containers
+stay off them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pinning.allocation import Placement
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from pinning.machine.near import cpus_near, rings
 from pinning.pods.resources import Role
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ def part_of(
     """Return the CPUs that a container owns alone or with others of its pod; None: it runs in the shared set.
 
     The stored assignment of the container or of its pod's pool is returned, not a copy, because each pass asks for
-    every container. `starting` are the CPUs of init containers that have not ended, by pod. Main containers need not
-    keep off them: the kubelet starts these after all init containers.
+    every container. `starting` are the CPUs of init containers that have not ended, by pod. Main containers need
+    not avoid these CPUs, because the kubelet starts them after all init containers.
     """
     held = ledger.of(owner)
     if held:
@@ -92,9 +94,9 @@ def _cpus_of_pod(ledger: Ledger, pool: Assignment, user: PoolUser) -> CPUSet:
 def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     """Return the CPUs of init containers with slices that have not ended, by pod.
 
-    One that does not run has ended if a later container lives, or has exited in a sandbox in which a container of the
-    pod lives: it may be between two starts. After a reboot, or in a new sandbox, all init containers run again, and the
-    runtime still lists what exited in the old one.
+    An init container that does not run counts as ended if a later container is alive, or has exited in a sandbox
+    with a live container of the pod: that one may be between two starts. After a reboot, or in a new sandbox, all
+    init containers run again, and the runtime still lists what exited in the old one.
     """
     if not ledger.pools:
         return NONE_STARTING
@@ -139,7 +141,7 @@ def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
     """Return the CPUs of a pod's pool and of the lasting slices under its policy, and the containers that may request them.
 
     They are counted together, because any one container of the pod requests those of the pool, and a resize moves CPUs
-    between the parts. With `is_whole` the slices under another policy are among them too, if the budget is to be on one
+    between the parts. With `is_whole` the slices under another policy are included, if the budget must be on one
     NUMA node.
     """
     pool = ledger.pools.get(uid)
@@ -187,6 +189,28 @@ class Regions:
             self._chosen[uid] = self._choose(ask)
         return self._chosen[uid]
 
+    def nearest(self, ask: Ask, part: Assignment) -> Assignment:
+        """Return the part of a budget that shrinks: a pool without its CPUs that are farthest from the pod's slices.
+
+        Slices that grow have room in the CPUs that it has left.
+        """
+        slices = [it for it in self._draft.ledger.of_pod(ask.pod.uid) if it.is_lasting_slice]
+        kept = _together(slices)
+        for group in self._outward(ask, kept) if ask.is_pool and slices else ():
+            with suppress(NotEnoughCPUs):
+                near = self._placed(ask, kept, part.footprint & group)
+                return replace(part, cpus=part.cpus & near, idle=part.idle & near)
+            kept = Placement(kept.cpus | (part.cpus & group), kept.idle | (part.idle & group))
+        return part
+
+    def _outward(self, ask: Ask, slices: Placement) -> tuple[CPUSet, ...]:
+        """Return the CPUs of NUMA nodes in groups, nearest to the slices first; all as one group if it is distributed."""
+        topology = self._draft.sets.topology
+        if self._draft.allocator.numa_policy(ask.policies) is NUMAPolicy.DISTRIBUTED:
+            return (topology.cpus,)
+        nodes = topology.nodes_of(slices.owned)
+        return tuple(cpus_near(topology, group) for group in rings(topology, nodes))
+
     @cached_property
     def _parts(self) -> Mapping[str, Sequence[Ask]]:
         """The parts of each pod that are placed in this pass."""
@@ -202,7 +226,7 @@ class Regions:
 
     def _choose(self, ask: Ask) -> CPUSet | None:
         held = [part for part in self._before.of_pod(ask.pod.uid) if _lasts(part)]
-        keep = Placement(union(part.cpus for part in held), union(part.idle for part in held))
+        keep = _together(held)
         ledger = self._draft.ledger
         own = union(part.footprint for part in ledger.of_pod(ask.pod.uid))
         free = self._draft.sets.allocatable - (ledger.held - own)
@@ -224,9 +248,14 @@ class Regions:
         parts = self._parts[ask.pod.uid]
         pool = next(part for part in parts if part.is_pool)
         beside = self._draft.beside(pool.owner, pool.claim)
-        claim = replace(pool.claim, count=_sum_of_parts(parts, pool.policies, self._draft.sets.topology.smt))
+        policies, allocator = pool.policies, self._draft.allocator
+        count = _sum_of_parts(parts, policies, self._draft.sets.topology.smt)
         own = keep if keep.cpus else None
-        return self._draft.allocator.fresh(claim, pool.policies, free, EMPTY, beside, keep=own).owned
+        return allocator.fresh(pool.claim, policies, free, EMPTY, beside, own, count).owned
+
+
+def _together(parts: Sequence[Assignment]) -> Placement:
+    return Placement(union(part.cpus for part in parts), union(part.idle for part in parts))
 
 
 def _lasts(part: Assignment) -> bool:

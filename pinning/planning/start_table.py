@@ -6,6 +6,7 @@ A table is immutable: the thread that answers the runtime reads one while a pass
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,7 +48,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class StartTable:
-    """Answers for containers that are created now; the cost of an answer does not depend on the node's size."""
+    """CPUs of containers that are created now; the cost of a lookup does not depend on the node's size."""
 
     ledger: Ledger
     shared: CPUSet  # the shared set, which is also CMK's pool `infra`
@@ -60,7 +61,7 @@ class StartTable:
     left_alone: frozenset[Owner] = frozenset()  # containers whose cpusets another program keeps rewriting
     # Pools of containers whose pods ask for them.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
-    busy: CPUSet = EMPTY  # CPUs that some containers have still to leave
+    busy: CPUSet = EMPTY  # CPUs that other containers still have to leave
     # CPUs of init containers that have not ended, by pod.
     starting: Mapping[str, CPUSet] = field(default_factory=lambda: NONE_STARTING)
     is_strict: bool = False  # owners never get pool CPUs, even through `cmk isolate` (`strictThreads`)
@@ -79,9 +80,9 @@ class StartTable:
         """Return the start of a container, or the reason why it may not start yet.
 
         `claims` says that its sandbox is marked as claiming CPUs: the mark can delay the container, and never grants
-        CPUs, because users can set it. `busy` are further CPUs that containers have still to leave. A device in
-        `cdi_devices` is used only if its claim is reserved for the pod, because annotations of a pod can name any
-        device.
+        CPUs, because users can set it. `busy` are further CPUs that other containers still have to leave. A device
+        in `cdi_devices` is used only if its claim is reserved for the pod, because annotations of a pod can name
+        any device.
         """
         busy |= self.busy
         held = self.ledger.of(owner)
@@ -136,7 +137,7 @@ class StartTable:
         return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
 
     def _pooled(self, owner: Owner, busy: CPUSet) -> Start | str | None:
-        """Return the start of a container in the pool of its pod, on CPUs that others have left; None elsewhere."""
+        """Return the start of a container in the pool of its pod, on CPUs that others have left; None for other containers."""
         pool = self.ledger.pools.get(owner.pod_uid)
         part = None if pool is None or self.ledger.of(owner) else part_of(self.ledger, owner, self.starting)
         if pool is None or part is None:
@@ -168,15 +169,22 @@ class StartTable:
         claimed = {
             name: str(cpus & start.own) for name, cpus in self.claimed if not cpus.isdisjoint(start.own)
         }
-        shared, infra = self.cmk_shared, self.shared
-        if self.is_strict:
-            shared, infra = shared & start.cpus, infra & start.cpus
         return {
             CMK_CPUS_ASSIGNED: _listed(start.own),
             CMK_CPUS_ASSIGNED_MASK: start.own.to_hex(),
-            CMK_CPUS_SHARED: _listed(shared),
-            CMK_CPUS_INFRA: _listed(infra),
+            **(self._pools_within(start.cpus) if self.is_strict else self._pools),
             **claimed,
+        }
+
+    @cached_property
+    def _pools(self) -> dict[str, str]:
+        """CMK's lists of its pools, made once: on 256 CPUs they took nine tenths of the time of an answer."""
+        return self._pools_within(self.shared | self.cmk_shared)
+
+    def _pools_within(self, cpus: CPUSet) -> dict[str, str]:
+        return {
+            CMK_CPUS_SHARED: _listed(self.cmk_shared & cpus),
+            CMK_CPUS_INFRA: _listed(self.shared & cpus),
         }
 
     def waiting_for(self, undone: Iterable[Action]) -> StartTable:

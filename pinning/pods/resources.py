@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pinning.contract import (
@@ -34,6 +35,10 @@ _NATIVE: Final = (
     "kubernetes.io/"  # the API server takes every name that contains it for a resource of its own
 )
 MOST_CPUS: Final = MAX_CPU + 1
+DEVICES: Final = (
+    "any.device/any"  # stands for all limits of a container that name devices; its amount is their number
+)
+MOST_DEVICES: Final = 256  # limits of a container that are read as devices
 
 
 class Role(StrEnum):
@@ -88,7 +93,7 @@ class Member(_Placed):
 
     @property
     def is_gate(self) -> bool:
-        """Return whether it is corepin's gate, which waits until the other containers have their CPUs."""
+        """Return whether the container is corepin's gate, which waits until the other containers have their CPUs."""
         return self.name == GATE_CONTAINER and self.role is Role.INIT
 
     @property
@@ -202,10 +207,20 @@ def _amount(value: RawQuantity | None) -> Fraction:
     return parse_quantity(0 if value is None else value)
 
 
-def names_devices(container: Container) -> bool:
-    """Return whether a container's limits name an extended resource of another program, as device plugins have."""
+def count_devices(container: Container) -> int:
+    """Return how many extended resources of other programs, as device plugins have, a container's limits ask for.
+
+    `DEVICES` stands for as many as its amount.
+    """
     limits = (container.get("resources") or {}).get("limits") or {}
-    return any(is_foreign(name) for name in limits)
+    number = limits.get(DEVICES)
+    return count_foreign(limits) if number is None or not is_quantity(number) else int(parse_quantity(number))
+
+
+def count_foreign(amounts: Mapping[str, RawQuantity | None]) -> int:
+    """Return how many extended resources of other programs have an amount; of very many names the first are read."""
+    named = (amounts[name] or 0 for name in islice(filter(is_foreign, amounts), MOST_DEVICES))
+    return sum(is_quantity(amount) and parse_quantity(amount) > 0 for amount in named)
 
 
 def names_claims(listed: Iterable[Member]) -> frozenset[str]:
@@ -216,7 +231,7 @@ def names_claims(listed: Iterable[Member]) -> frozenset[str]:
 
 
 def is_foreign(resource: str) -> bool:
-    """Return whether a resource is an extended one, and neither ours nor CMK's."""
+    """Return whether a resource is an extended one, and neither corepin's nor CMK's."""
     domain, slash, _ = resource.partition("/")
     is_ours = resource in CORE_RESOURCES or f".{domain}".endswith(_OUR_DOMAIN)
     return bool(slash) and not is_ours and _NATIVE not in resource

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pinning.contract import CRIO_INTERRUPTS, CPUPolicy, DevicePolicy, NoisePolicy, NUMAMemory, NUMAPolicy
 from pinning.errors import Cause
 from pinning.pods.crio import is_disabled
-from pinning.pods.resources import Role, names_claims, names_devices, stated
+from pinning.pods.resources import Role, count_devices, names_claims, stated
 from pinning.truncate import NAME, VALUE, truncate
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ IF_FOR_CPUS: Final = (
     " others"
 )
 UNLESS_FOR_CPUS: Final = ", unless one of its ResourceClaims is for CPUs, which the pod does not show"
-NOT_EXCLUSIVE: Final = "it acts only while the CPU policy is exclusive"
-NOT_QUIET: Final = "it acts only with noise-policy: quiet, or CRI-O's annotation of that meaning"
-NO_DEVICE: Final = "no container for which it holds has a device plugin's resource in its limits"
+NOT_EXCLUSIVE: Final = "it has an effect only while the CPU policy is exclusive"
+NOT_QUIET: Final = "it has an effect only with noise-policy: quiet, or CRI-O's annotation of that meaning"
+NO_DEVICE: Final = "no container to which it applies has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
 
 
@@ -100,7 +100,7 @@ def _without_devices(
 
     An ordinary init container is placed beside the devices of the pod's other containers.
     """
-    having = {member.name for member in listed if names_devices(member.container)}
+    having = {member.name for member in listed if count_devices(member.container)}
     without = [
         word
         for member in listed

@@ -7,7 +7,7 @@ from typing import Any
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner
-from tests.pinning.world import World
+from tests.pinning.world import World, world
 
 EXCLUSIVE = {"cpu-manager.corepin.io/pod": "exclusive"}
 SIDECAR = "Always"  # restart policy of an init container
@@ -62,6 +62,14 @@ def put(node: World, document: dict[str, Any], *running: str) -> None:
     for name in running:
         if Owner(uid, name) not in live:
             node.start(uid, name)
+
+
+def started(document: dict[str, Any], *names: str, node: World | None = None) -> World:
+    """Return a node on which a pod runs with these containers."""
+    node = node or world()
+    put(node, document, *names)
+    node.run_all()
+    return node
 
 
 def pool(node: World, uid: str = "a") -> CPUSet:

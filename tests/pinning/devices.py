@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pinning.contract import NUMAPolicy, SMTPolicy
+from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, SMTPolicy
 from pinning.machine.cpuset import CPUSet
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.near import Device
 from pinning.machine.topology import CPUFacts, Topology, assemble
+from pinning.planning.allocator import EffectivePolicies
 from pinning.pods.claims import Claim, Origin
-from tests.machines import lscpu_text
+from pinning.pods.resources import Role
+from tests.machines import captured
 from tests.pinning.nodes import SNC
 
 if TYPE_CHECKING:
     from random import Random
-
-    from pinning.planning.allocator import EffectivePolicies
 
 GPU = "nvidia.com/gpu"
 _HBM = {
@@ -35,7 +34,7 @@ WITH_DISTANCES = {"snc": SNC, "superchip": SUPERCHIP}
 
 def machine(name: str) -> Topology:
     """Return a machine by its name."""
-    return WITH_DISTANCES.get(name) or read_lscpu(lscpu_text(name))
+    return WITH_DISTANCES.get(name) or captured(name)
 
 
 def given_devices(random: Random, topology: Topology) -> list[Device]:
@@ -46,6 +45,15 @@ def given_devices(random: Random, topology: Topology) -> list[Device]:
         for _ in range(random.randint(1, 4))
     )
     return [Device(random.choice([GPU, "nic", "fpga"]), CPUSet(told_nodes)) for told_nodes in told]
+
+
+def random_claim(random: Random) -> tuple[Claim, EffectivePolicies]:
+    """Return an exclusive claim of 1 to 10 CPUs or cores, with policies that its origin can have."""
+    origin = random.choice([Origin.ANNOTATION, Origin.ANNOTATION, Origin.CMK])
+    smt = SMTPolicy.REQUIRE if origin is Origin.CMK else random.choice(list(SMTPolicy))
+    numa = random.choice(list(NUMAPolicy))
+    policies = EffectivePolicies(CPUPolicy.EXCLUSIVE, smt, numa, CoreType.ANY)
+    return Claim("c", Role.MAIN, origin, CPUPolicy.EXCLUSIVE, random.randint(1, 10)), policies
 
 
 def room(topology: Topology, cpus: CPUSet, claim: Claim, policies: EffectivePolicies) -> int:

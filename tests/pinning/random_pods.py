@@ -6,9 +6,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import Topology
-from tests.machines import lscpu_text
+from tests.machines import captured
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pinning.nodes import SNC, smt_machine
 
@@ -22,7 +21,7 @@ TOPOLOGIES = {
 @cache
 def machine_called(name: str) -> Topology:
     """Return a small machine or one of the test data."""
-    return TOPOLOGIES.get(name) or read_lscpu(lscpu_text(name))
+    return TOPOLOGIES.get(name) or captured(name)
 
 
 def seeded(text: str) -> Random:

@@ -11,7 +11,7 @@ import pytest
 
 from pinning.allocation.beside import Beside
 from pinning.allocation.numa import Picker
-from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import DevicePolicy, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device, cpus_near, homes_of
@@ -25,7 +25,7 @@ from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
 from tests.machines import NAMES
 from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put
-from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, room
+from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, random_claim, room
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World, edit, reasons
 from tests.tables import table
@@ -51,18 +51,14 @@ def fits(topology: Topology, free: CPUSet, beside: Beside, claim: Claim, policie
 
 @pytest.mark.parametrize("name", [*NAMES, *WITH_DISTANCES])
 def test_cpus_are_beside_each_device_or_there_are_none(name: str) -> None:
-    """Of every claim: whenever counting finds enough near CPUs it gets them, and none elsewhere."""
+    """A claim gets CPUs beside each device whenever enough are free, and otherwise none."""
     topology, random = machine(name), Random(name)  # noqa: S311 - the same claims in every run
     allocator = Allocator(node_sets(topology, topology.online, DEFAULT), DEFAULT)
     free, running = allocator.sets.allocatable, list[CPUSet]()
     for _ in range(60):
         while running and random.random() < 0.4:
             free |= running.pop(random.randrange(len(running)))
-        origin = random.choice([Origin.ANNOTATION, Origin.ANNOTATION, Origin.CMK])
-        smt = SMTPolicy.REQUIRE if origin is Origin.CMK else random.choice(list(SMTPolicy))
-        numa = random.choice(list(NUMAPolicy))
-        policies = EffectivePolicies(CPUPolicy.EXCLUSIVE, smt, numa, CoreType.ANY)
-        claim = Claim("c", Role.MAIN, origin, CPUPolicy.EXCLUSIVE, random.randint(1, 10))
+        claim, policies = random_claim(random)
         devices = tuple(given_devices(random, topology))
         beside = Beside(homes_of(topology, devices), DevicePolicy.REQUIRE, devices)
         if not beside.is_required:
@@ -176,7 +172,7 @@ def refusal(planned: Plan) -> Refusal:
 def test_a_claim_that_does_not_fit_names_devices_and_remedies(
     wish: Wish, nodes: list[int], busy: str, text: str
 ) -> None:
-    """It gets no CPUs, may not start, and reads what was wanted, what was found and what helps."""
+    """A claim that does not fit beside its devices gets no CPUs, may not start, and names devices and remedies."""
     node = world(None, *nodes)
     if busy:
         taken(node, busy)
@@ -202,12 +198,12 @@ def test_a_claim_that_does_not_fit_names_devices_and_remedies(
     },
 )
 def test_a_claim_that_fits(wish: Wish, nodes: list[int], cpus: str) -> None:
-    """It gets CPUs beside each device."""
+    """A claim that fits gets CPUs beside each of its devices."""
     assert world(wish, *nodes).holds("a") == str(CPUSet.parse(cpus))
 
 
 def test_a_full_home_leaves_the_rest_to_the_other() -> None:
-    """Where one place has too little room for its share, the other gets more."""
+    """If one device's NUMA node has too few free CPUs, the other device's node gives more."""
     node = world(None, 1, 2)
     taken(node, "8-10")
     node.add("a", [required("4")])
@@ -224,7 +220,7 @@ def with_limits(node: World, *names: str) -> None:
 
 
 def test_cpus_wait_until_the_devices_are_known() -> None:
-    """The refusal has the reason, blocks the start, and ends with the kubelet's answer."""
+    """A claim that requires devices blocks the start until the kubelet has named all of the devices."""
     node = world(None)
     del node.devices[OWNER]
     node.add("a", [required()])
@@ -240,13 +236,18 @@ def test_cpus_wait_until_the_devices_are_known() -> None:
     found = refusal(plan(observed, node.ledger, node.config))
     assert found.text == "DevicesUnknown: the kubelet is silent; until then it is not started"
 
+    part = replace(observed, devices={OWNER: (Device(NIC, CPUSet([3])),)})
+    found = refusal(plan(part, node.ledger, node.config))
+    assert found.text == "DevicesUnknown: the kubelet is silent; until then it is not started"
+    assert (part.final_devices, observed.final_devices) == ({}, observed.devices)
+
     node.devices[OWNER] = (Device(GPU, CPUSet([2])),)
     assert node.run_all().refusals == ()
     assert node.holds("a") == "8-9"
 
 
 def test_an_init_container_waits_for_the_devices_of_its_pod() -> None:
-    """It counts with those of the others, so that each of them has to be known."""
+    """An init container waits until the devices of all other containers of its pod are known."""
     node = world(None)
     node.devices = {Owner("a", "c1"): (Device(GPU, CPUSet([3])),)}
     node.add("a", [required(init=""), required(), required()])
@@ -261,7 +262,7 @@ def test_an_init_container_waits_for_the_devices_of_its_pod() -> None:
 
 
 def test_the_nodes_default_requires_too_and_holds_nothing_back() -> None:
-    """As with the SMT policy, only a pod's own word holds its start back; `prefer` in a pod overrules the node."""
+    """The node's default `require` blocks no start, as with the SMT policy, and `prefer` in a pod overrides it."""
     config = NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy.REQUIRE)
     node = world(Wish("6", policy="exclusive"), 2, config=config)
     found = refusal(node.run_all())
@@ -272,7 +273,7 @@ def test_the_nodes_default_requires_too_and_holds_nothing_back() -> None:
 
 @pytest.mark.parametrize("word", ["none", "prefer"])
 def test_an_edit_without_room_keeps_the_cpus(word: str) -> None:
-    """The container keeps what it has until CPUs beside its device are free, and moves then."""
+    """An edit to `require` without room beside the device keeps the CPUs, and moves them once there is room."""
     node = world(None, 2)
     taken(node, "8-11")
     node.add("a", [Wish("2", policy="exclusive", devices=word)])
@@ -293,7 +294,7 @@ def test_an_edit_without_room_keeps_the_cpus(word: str) -> None:
 
 
 def test_edits_through_all_words() -> None:
-    """Each word acts as soon as it is written, and `require` brings the container back beside its device."""
+    """Each edited device policy applies at once: except under `none` all CPUs are beside the device."""
     node = world(Wish("2", policy="exclusive", devices="none"), 2)
     random = Random(7)  # noqa: S311 - the same edits in every run
     for _ in range(200):
@@ -306,7 +307,7 @@ def test_edits_through_all_words() -> None:
 
 
 def test_an_edit_before_the_devices_are_known_keeps_the_cpus() -> None:
-    """Nothing moves or grows until then."""
+    """An edited claim whose devices are not known yet keeps its CPUs."""
     node = world(Wish("2", policy="exclusive", devices="none"))
     del node.devices[OWNER]
     node.add("a", [required("4")])
@@ -320,7 +321,7 @@ def test_an_edit_before_the_devices_are_known_keeps_the_cpus() -> None:
 
 
 def test_known_once_is_enough() -> None:
-    """A container that was placed beside its devices is not refused when these are not known any more."""
+    """A container that was placed beside its devices is not refused when the devices become unknown."""
     node = world(required(), 2)
     with_limits(node, "c0")
     del node.devices[OWNER]
@@ -340,7 +341,7 @@ def test_growth_is_near_or_refused() -> None:
 
 
 def test_a_shrunk_container_stays_beside_each_device() -> None:
-    """The CPUs that are left are beside both."""
+    """A container that shrinks keeps CPUs beside each of its devices."""
     node = world(required("4"), 1, 2)
     edit(node, "a", required("2"))
     held = node.ledger.of(OWNER)
@@ -349,7 +350,7 @@ def test_a_shrunk_container_stays_beside_each_device() -> None:
 
 
 def test_a_lost_cpu_is_replaced_near_or_not_at_all() -> None:
-    """Without free CPUs beside the device the container keeps fewer; while devices are not known none is replaced."""
+    """A lost CPU is replaced only by one beside the device, and not while the devices are unknown."""
     node = world(required("2"), 2)
     node.topology = SNC.with_online(SNC.online - CPUSet([9]))
     assert node.run_all().refusals == ()
@@ -411,7 +412,7 @@ def test_equal_claims_that_do_not_fit_are_searched_once(monkeypatch: pytest.Monk
 
 
 def test_no_cpus_are_chosen_for_claims_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Different claims cost a count of free CPUs each, also where the message says that `prefer` would help."""
+    """Claims that do not fit cost a count of free CPUs each, and no search, even if `prefer` is suggested."""
     chosen = []
     pick = Picker.pick
 
@@ -431,7 +432,7 @@ def test_no_cpus_are_chosen_for_claims_that_do_not_fit(monkeypatch: pytest.Monke
 
 
 def test_a_pool_waits_until_the_devices_of_its_containers_are_named() -> None:
-    """It would start on CPUs far from them, and be moved while it runs."""
+    """A pool under `require` waits until its containers' devices are known, otherwise it would be moved later."""
     node = world(None)
     words = {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}
     pod = budgeted("a", 2, {"c0": None, "log": None}, annotations=words)
@@ -447,7 +448,7 @@ def test_a_pool_waits_until_the_devices_of_its_containers_are_named() -> None:
 
 
 def test_devices_of_a_pod_that_is_not_shown_are_known_if_named() -> None:
-    """While the API server is out of reach only the named devices count."""
+    """For a pod that the API server has not shown, only devices that the kubelet named are known."""
     node = world(None)
     observed = Observed(SNC, SNC.online, devices=node.devices)
     assert observed.why_unknown(OWNER, Role.MAIN) == ""

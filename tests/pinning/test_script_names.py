@@ -7,20 +7,19 @@ import pytest
 from pinning.allocation import place, take_cpus
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger
 from pinning.planning.node_config import DEFAULT
 from pinning.planning.observed import Observed, SeenPod
 from pinning.planning.plan import plan
 from pinning.pods.claims import read_pod
-from tests.machines import lscpu_text
+from tests.machines import captured
 from tests.pods import CPU_MANAGER, container, pod
 
 
 def test_scripts_find_the_names_that_they_were_promised() -> None:
-    """From lscpu's text and a pod to CPUs, by the fixed names alone."""
-    topology = read_lscpu(lscpu_text("xeon-d-1541"))
+    """The names that are promised to scripts lead from lscpu's output and a pod to its CPUs."""
+    topology = captured("xeon-d-1541")
     assert isinstance(topology, Topology)
     assert (
         take_cpus(topology, topology.online, 2) == place(topology, topology.online, 2).cpus == CPUSet([0, 8])

@@ -96,11 +96,12 @@ class World:
     uses: dict[Owner, frozenset[PoolUse]] = field(default_factory=dict)  # of wrappers
     renewed: Counter[str] = field(default_factory=Counter)  # how often a pod got a new sandbox
     api_answers: bool = True
+    runtime_answers: bool = True
     clock: int = 0
 
     @property
     def sets(self) -> NodeSets:
-        """The sets of the node as it is now."""
+        """The node's current CPU sets."""
         return node_sets(self.topology, self.topology.online, self.config)
 
     def observe(self) -> Observed:
@@ -110,9 +111,10 @@ class World:
             self.topology,
             self.topology.online,
             pods if self.api_answers else (),
-            tuple(self.containers.values()),
-            tuple(self.sandboxes.values()),
+            tuple(self.containers.values()) if self.runtime_answers else (),
+            tuple(self.sandboxes.values()) if self.runtime_answers else (),
             pods_complete=self.api_answers,
+            containers_complete=self.runtime_answers,
             devices=self.devices,
             uses=self.uses,
         )
@@ -200,7 +202,7 @@ class World:
         self.containers[container.id] = replace(container, cpus=action.cpus, home=action.home)
 
     def live(self) -> list[SeenContainer]:
-        """Containers that run or may start, each where it can be: in a virtual machine wherever that can."""
+        """Live containers with their possible CPUs: their own cpuset's, or those of their virtual machine."""
         live = [container for container in self.containers.values() if container.is_live]
         return [
             replace(container, cpus=self.sandboxes[container.sandbox].cpus)

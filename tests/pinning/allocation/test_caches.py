@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,10 @@ from pinning.allocation import Placement, place
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import CPUSet
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import CPUFacts, assemble
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
-from tests.machines import NAMES, lscpu_text
+from tests.machines import NAMES, captured
 from tests.pinning.machines import CACHES, DUAL, machine
 
 if TYPE_CHECKING:
@@ -27,12 +25,6 @@ if TYPE_CHECKING:
 EVEN = ["epyc-7451", "epyc-7742-nps1", "epyc-7742-nps4", "epyc-9754", "power9-ac922"]
 EVENTS = 150
 MOST_USED = 0.8
-
-
-@cache
-def captured(name: str) -> Topology:
-    """Return a machine of the test data."""
-    return read_lscpu(lscpu_text(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,9 +93,36 @@ def test_no_claim_is_split_that_one_cache_has_room_for(name: str, smt: SMTPolicy
         assert not is_split or max(capacity(topology, cache & free, smt) for cache in caches) < count
 
 
+def fits(
+    topology: Topology, free: CPUSet, count: int, smt: SMTPolicy, numa: NUMAPolicy, *, align: bool
+) -> bool:
+    """Return whether a claim gets CPUs."""
+    try:
+        place(topology, free, count, smt=smt, numa_policy=numa, align_uncore=align)
+    except NotEnoughCPUs:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("numa", NUMAPolicy)
+@pytest.mark.parametrize("smt", SMTPolicy)
+@pytest.mark.parametrize("name", EVEN)
+def test_alignment_refuses_no_claim_that_fits_without_it(name: str, smt: SMTPolicy, numa: NUMAPolicy) -> None:
+    """On the same free CPUs the same claims are refused, whether or not they are aligned to caches."""
+    topology, random = captured(name), Random(name)  # noqa: S311 - the same claims in every run
+    cpus, found = sorted(topology.online), set()
+    for _ in range(60):
+        free = CPUSet(random.sample(cpus, random.randint(0, len(cpus))))
+        count = random.randint(1, 16)
+        with_it, without = (fits(topology, free, count, smt, numa, align=it) for it in (True, False))
+        assert with_it is without
+        found.add(without)
+    assert found == {True, False}
+
+
 @pytest.mark.parametrize("numa", NUMAPolicy)
 def test_a_claim_that_grows_stays_in_its_cache(numa: NUMAPolicy) -> None:
-    """Two CPUs that become four take the rest of their cache, not the emptier one beside it."""
+    """A claim that grows takes the rest of its cache before an emptier cache."""
     keep = place(CACHES, CACHES.online, 2, numa_policy=numa, align_uncore=True)
     grown = place(CACHES, CACHES.online - keep.cpus, 4, numa_policy=numa, align_uncore=True, keep=keep)
     assert len({CACHES.core_of(cpu).uncore_cache for cpu in grown.cpus}) == 1

@@ -1,4 +1,4 @@
-"""Claims that grow: what is kept counts, and the result is as near as can be to what the policy promises."""
+"""Claims that grow: kept CPUs count, and the result is as near as possible to the policy's promise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 from pinning.allocation import Placement, place, take_cores
 from pinning.contract import NUMAPolicy, SMTPolicy
 from pinning.machine.cpuset import CPUSet, union
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import CPUFacts, Topology, assemble
-from tests.machines import lscpu_text
+from tests.machines import captured
 from tests.pinning.growing import grown
 from tests.pinning.machines import CACHES, DUAL, FLAT, FOUR_NODES, machine
 
@@ -22,11 +21,6 @@ cpus = CPUSet.parse
 case = pytest.param
 PACKED, DISTRIBUTED = NUMAPolicy.PACKED, NUMAPolicy.DISTRIBUTED
 SORTS: list[Sort] = ["packed", "spread"]
-
-
-def captured(name: str) -> Topology:
-    """Return a machine that was read in real life."""
-    return read_lscpu(lscpu_text(name))
 
 
 XEON = captured(
@@ -100,7 +94,7 @@ def test_distributed_counts_what_is_held(
 
 
 def test_distributed_in_whole_cores_stays_even() -> None:
-    """Under require the nodes end with the same number of cores, half-used ones of its own completed."""
+    """Under require and distributed each NUMA node ends with equally many cores, and half-used ones are completed."""
     placed = place(
         HALVED,
         HALVED.cpus - cpus("0-1"),
@@ -113,7 +107,7 @@ def test_distributed_in_whole_cores_stays_even() -> None:
 
 
 def test_distributed_over_very_many_nodes_ends() -> None:
-    """Where every cache is a NUMA node the half billion sets of nodes are not compared one by one."""
+    """Distribution over 32 NUMA nodes finishes, because it does not compare half a billion sets of nodes."""
     every = place(THIRTY_TWO, THIRTY_TWO.cpus, 130, numa_policy=DISTRIBUTED).cpus
     assert per_node(THIRTY_TWO, every).count("8") + per_node(THIRTY_TWO, every).count("7") == 17
     more = grown(THIRTY_TWO, every, 200, numa_policy=DISTRIBUTED)
@@ -206,7 +200,7 @@ def test_cores_that_are_begun_come_first_in_a_cache() -> None:
     ],
 )
 def test_spread_stays_spread(topology: Topology, keep: str, count: int, placed: str) -> None:
-    """Threads are added on cores of which the container has fewest."""
+    """With spread sorting new threads go to the cores with the container's fewest threads."""
     assert grown(topology, cpus(keep), count, sort="spread") == cpus(placed)
 
 
@@ -228,6 +222,6 @@ def test_spread_replaces_on_a_core_of_its_own() -> None:
     ],
 )
 def test_cores_of_cmk_go_on_in_turns(keep: str, count: int, taken: str) -> None:
-    """In mode spread the sockets give cores in turns, those included that a claim has already; fewer are kept so."""
+    """In mode spread a growing claim takes cores from the sockets in turns, counting those it has."""
     topology = assemble([CPUFacts(cpu, cpu // 2, cpu // 8, 0) for cpu in range(16)], cpus("0-15"))
     assert take_cores(topology, topology.cpus, count, mode="spread", keep=cpus(keep)) == cpus(taken)

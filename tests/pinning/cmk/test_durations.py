@@ -28,5 +28,5 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "soon", "-1", "1.s", "1e3", "25h", "9" * 10, "1 s", "٣"])
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     """Any other text is refused with an example, and none is rounded."""
-    with pytest.raises(BadContract, match=r"--interval: .* is no duration up to 24h: write for example"):
+    with pytest.raises(BadContract, match=r"--interval: .* is not a duration up to 24h: write for example"):
         parse_duration("--interval", text)

@@ -52,7 +52,7 @@ def refusal(node: ClaimWorld, owner: Owner = A) -> Refusal:
 
 
 def test_claim_holds_whole_cores_and_its_container_runs_on_them() -> None:
-    """All that the scheduler consumed is given: an odd amount, which it would not consume, is rounded up."""
+    """A claim gets whole cores, an odd amount rounded up, and its container runs on all of them."""
     node = world()
     node.claims(claim("x", 3))
     node.user("a", "x")
@@ -105,10 +105,7 @@ def test_container_waits_until_all_its_claims_have_cpus() -> None:
     assert cpus(node, A) == ""
     assert found.blocks_start
     assert found.reason is Reason.NOT_ENOUGH
-    assert (
-        "request r0 wants 4 CPUs of cpudevnuma000, and 2 of 6 are on cores of which nothing is held"
-        in found.message
-    )
+    assert "request r0 wants 4 CPUs of cpudevnuma000, and 2 of 6 are on wholly free cores" in found.message
     assert list(planned.waiting_claims) == [uid_of("y")]
 
 
@@ -192,7 +189,7 @@ def test_claim_keeps_its_cpus_over_a_reboot_until_the_kubelet_prepares_it_again(
 
 
 def test_claim_allocated_anew_before_prepare_is_placed_anew() -> None:
-    """A claim with a new allocation is placed anew before Prepare, and stays after it while its pods are there."""
+    """A new allocation moves a claim before Prepare, and after it not while the claim's pods exist."""
     node = world()
     node.claims(claim("x", 2), prepared=False)
     node.plan()
@@ -266,7 +263,7 @@ def test_pod_that_is_not_reserved_for_gets_nothing_of_a_claim() -> None:
 
 
 def test_offline_cpus_come_back_to_the_claim() -> None:
-    """The claim keeps its set, the container runs on what is left of it, and its user reads why."""
+    """While CPUs of a claim are offline its container runs on the rest, with a refusal; later it has all again."""
     node = world()
     node.claims(claim("x", 4))
     node.user("a", "x")
@@ -348,7 +345,7 @@ def test_shared_cpus_widen_a_container_of_a_claim() -> None:
 
 
 def test_container_of_a_claim_is_quiet() -> None:
-    """Interrupts are kept off the CPUs of its claim."""
+    """A container with a claim and `noise-policy: quiet` has interrupts kept off the claim's CPUs."""
     node = world()
     node.claims(claim("x", 2))
     node.user("a", "x")
@@ -358,7 +355,7 @@ def test_container_of_a_claim_is_quiet() -> None:
 
 
 def test_ledger_refuses_what_would_break_it() -> None:
-    """A claim keeps its CPUs, holds none of others, and its containers run on no others."""
+    """The ledger refuses to change a claim's CPUs, to grant CPUs twice, and to run a claim's container elsewhere."""
     grant = ClaimGrant(claim("x", 2), (CPUSet([1, 5]),))
     ledger = Ledger().grant(grant)
     with pytest.raises(IllegalTransition, match="keeps its CPUs until it is unprepared"):
@@ -400,10 +397,10 @@ def test_broken_ledgers_are_seen() -> None:
         "claim test/x: CPUs 5 are siblings of its cores": Ledger(
             {}, CPUSet([1]), claims={"x": replace(grant, cpus=(CPUSet([1]),))}
         ),
-        "CPUs 2,6 are not of its claims": Ledger(
+        "CPUs 2,6 do not belong to its claims": Ledger(
             {"a": (moved,)}, CPUSet([1, 5]), claims={uid_of("x"): grant}
         ),
-        "test/pod-a/c0: CPUs 1,5 are those of claims": Ledger(
+        "test/pod-a/c0: CPUs 1,5 belong to claims": Ledger(
             {"a": (classic,)}, CPUSet([1, 5]), claims={"x": grant}
         ),
     }
@@ -473,7 +470,7 @@ def claiming_pod() -> Any:
 
 
 def test_agent_without_the_driver_defers_nothing() -> None:
-    """Without the component what a pod asks for besides its claims counts at once, as before."""
+    """Without the component `dra` a container's other CPU requests count at once."""
     node = world(drives=False)
     node.user("a", "gpu", wish=EXCLUSIVE)
     node.plan()

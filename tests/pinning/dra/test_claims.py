@@ -65,8 +65,8 @@ CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parame
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (None, "the ResourceClaim is no object: None"),
-        ([], "the ResourceClaim is no object: []"),
+        (None, "the ResourceClaim is not an object: None"),
+        ([], "the ResourceClaim is not an object: []"),
         (document(result(consumedCapacity=None)), "says no consumedCapacity of dra.cpu/cpu: switch on"),
         (document(result("0")), "0 of dra.cpu/cpu was consumed: 1 to"),
         (document(result("-2")), "-2 of dra.cpu/cpu was consumed"),
@@ -75,12 +75,12 @@ CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parame
         (document(result(["4"])), "['4'] of dra.cpu/cpu was consumed"),
         (document(result({"a": 1})), "{'a': 1} of dra.cpu/cpu was consumed"),
         (document(result("many")), "many of dra.cpu/cpu was consumed"),
-        (document(*[result()] * 200), "status.allocation.devices.results is no list of at most 32"),
+        (document(*[result()] * 200), "status.allocation.devices.results is not a list of at most 32"),
         (document(result(adminAccess=True)), "adminAccess is not served for CPUs"),
-        (document(result(), reservedFor="all"), "status.reservedFor is no list of at most 256"),
+        (document(result(), reservedFor="all"), "status.reservedFor is not a list of at most 256"),
         (document(result(device="../etc")), "the name of a device is '../etc'"),
         (document(result(), uid="../x"), "metadata.uid is '../x'"),
-        (document("cpu"), "an item of status.allocation.devices.results is no object: 'cpu'"),  # type: ignore[arg-type]
+        (document("cpu"), "an item of status.allocation.devices.results is not an object: 'cpu'"),  # type: ignore[arg-type]
         (
             document(allocation={"devices": {"results": [result()], "config": CONFIG}}),
             "parameters for driver cpu.corepin.io are not known: remove them",

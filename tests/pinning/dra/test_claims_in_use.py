@@ -6,10 +6,12 @@ claim. Any kubelet may do so for a pod that was deleted by force and whose conta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
+from pinning.planning.plan import plan
 from tests.pinning.dra.claiming import ClaimWorld, claim, uid_of
 from tests.pinning.nodes import smt_machine
 from tests.pinning.world import Wish
@@ -33,7 +35,7 @@ def shared_claim() -> tuple[ClaimWorld, str]:
 
 
 def test_claim_keeps_its_cpus_while_a_container_of_its_pods_runs() -> None:
-    """Nothing moves the container, no other gets its CPUs, and they are free once it has stopped."""
+    """A released claim keeps its CPUs for a running container, and frees them once the container has stopped."""
     node, first = shared_claim()
     node.unprepare(UID)
     node.add("c", [Wish("6", policy="exclusive")])
@@ -47,7 +49,7 @@ def test_claim_keeps_its_cpus_while_a_container_of_its_pods_runs() -> None:
 
 
 def test_container_that_is_only_created_keeps_no_claim() -> None:
-    """It never ran, and the kubelet may delete it a minute later than its pod."""
+    """A container that was only created keeps no CPUs of a released claim, because it never ran."""
     node, first = shared_claim()
     node.containers[first] = replace(node.containers[first], state=State.CREATED)
     node.unprepare(UID)
@@ -56,7 +58,7 @@ def test_container_that_is_only_created_keeps_no_claim() -> None:
 
 
 def test_claim_that_is_prepared_again_stays_without_containers() -> None:
-    """The Unprepare before counts no longer."""
+    """A claim that is prepared again after Unprepare keeps its CPUs, also without containers."""
     node, first = shared_claim()
     node.unprepare(UID)
     node.run_all()
@@ -68,7 +70,7 @@ def test_claim_that_is_prepared_again_stays_without_containers() -> None:
 
 
 def test_pod_that_joins_a_claim_in_use_gets_its_cpus() -> None:
-    """As the kubelet asks for the claim only once its containers are about to be made."""
+    """A pod that joins a released claim which another pod's container still uses gets the claim's CPUs."""
     node, _ = shared_claim()
     node.unprepare(UID)
     node.run_all()
@@ -81,10 +83,107 @@ def test_pod_that_joins_a_claim_in_use_gets_its_cpus() -> None:
 
 
 def test_unread_claim_in_use_keeps_its_cpus() -> None:
-    """The API server has no part in this: the runtime's list is what counts."""
+    """While the API server is unreachable a released claim keeps its CPUs if the runtime lists a container of it."""
     node, _ = shared_claim()
     node.known.clear()
     node.api_answers = False
     node.unprepare(UID)
     node.run_all()
     assert node.held("x") == "1,5"
+
+
+def test_claim_given_back_while_the_runtime_does_not_answer_keeps_its_cpus() -> None:
+    """A claim released while the runtime does not answer keeps its CPUs, because its containers may still run."""
+    node, first = shared_claim()
+    node.runtime_answers = False
+    node.unprepare(UID)
+    node.add("c", [Wish("6", policy="exclusive")])
+    node.run_all()
+    assert (node.held("x"), node.holds("a"), node.holds("c")) == ("1,5", "1,5", "")
+    node.runtime_answers = True
+    node.stop(first)
+    node.run_all()
+    assert node.held("x") == ""
+
+
+def dropped_pod() -> tuple[ClaimWorld, str]:
+    """Return a node on which a claim is reserved for pod `d` alone, while a container of pod `a` runs on it."""
+    node, first = shared_claim()
+    node.known[UID] = claim("x", 2, pods=("d",))
+    node.run_all()
+    return node, first
+
+
+def test_container_of_a_pod_that_the_claim_is_no_longer_reserved_for_keeps_its_cpus() -> None:
+    """A running container keeps its claim's CPUs after its pod lost the reservation, until it exits."""
+    node, first = dropped_pod()
+    assert (node.containers[first].cpus, node.holds("a")) == (OWN, "1,5")
+    node.stop(first)
+    node.run_all()
+    assert node.holds("a") == ""
+    assert node.ledger.claims[UID].claim.pods == {"d"}
+
+
+def test_claim_that_is_given_back_stays_for_a_pod_that_it_is_no_longer_reserved_for() -> None:
+    """A released claim keeps its CPUs until the container of a pod without a reservation has exited."""
+    node, first = dropped_pod()
+    node.unprepare(UID)
+    node.add("c", [Wish("6", policy="exclusive")])
+    node.run_all()
+    assert (node.held("x"), node.containers[first].cpus, node.holds("c")) == ("1,5", OWN, "")
+    node.stop(first)
+    node.run_all()
+    assert node.held("x") == ""
+
+
+def test_reservation_is_kept_while_the_runtime_does_not_answer() -> None:
+    """A pod that lost its reservation keeps the claim's CPUs while the runtime does not answer."""
+    node, first = shared_claim()
+    node.runtime_answers = False
+    node.known[UID] = claim("x", 2, pods=("d",))
+    node.run_all()
+    assert node.holds("a") == "1,5"
+    node.runtime_answers = True
+    node.stop(first)
+    node.run_all()
+    assert node.holds("a") == ""
+
+
+def test_claim_allocated_anew_waits_for_a_pod_that_it_is_no_longer_reserved_for() -> None:
+    """A claim with a new allocation gets it once the container of the pod that lost its reservation has exited."""
+    node, first = dropped_pod()
+    node.known[UID] = claim("x", 4, pods=("d",))
+    node.run_all()
+    assert (node.held("x"), node.containers[first].cpus) == ("1,5", OWN)
+    node.stop(first)
+    del node.documents["a"]
+    node.run_all()
+    assert len(node.ledger.claims[UID].footprint) == 4
+
+
+class Watched(frozenset[Owner]):
+    """Running containers, and how often all of them were read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Owner]:
+        """Yield them."""
+        Watched.reads += 1
+        return super().__iter__()
+
+
+def test_running_containers_are_read_once_for_all_claims() -> None:
+    """A thousand claims that are given back beside ten thousand containers would take half a second."""
+    node = ClaimWorld(smt_machine(8))
+    for name in "xyz":
+        node.claims(claim(name, 2, pods=(f"p{name}",)))
+        node.user(f"p{name}", name)
+        node.start(f"p{name}", "c0")
+    node.run_all()
+    for name in "xyz":
+        node.unprepare(uid_of(name))
+    observed = node.observe()
+    observed.__dict__["running"] = Watched(observed.running)
+    Watched.reads = 0
+    assert plan(observed, node.ledger, node.config).ledger.claims.keys() == set(map(uid_of, "xyz"))
+    assert Watched.reads == 1

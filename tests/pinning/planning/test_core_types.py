@@ -1,4 +1,4 @@
-"""Claims on hybrid machines: one core type each where one has room, and the type that a pod asks for."""
+"""Claims on hybrid machines: one core type each if one type suffices, and the type that a pod requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from pinning.contract import CoreType, CPUPolicy, NUMAPolicy, SMTPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE, CPUFacts, Topology, assemble
 from pinning.planning.allocator import Allocator, EffectivePolicies
 from pinning.planning.node_config import DEFAULT, NodeConfig
@@ -19,7 +18,7 @@ from pinning.planning.node_sets import node_sets
 from pinning.planning.recover import recover
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
-from tests.machines import lscpu_text
+from tests.machines import captured
 from tests.pinning.world import EXCLUSIVE, Wish, World, edit, reasons
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ SLOW = Wish("2", policy="exclusive", core_type="efficient")
 
 
 def node(*wishes: Wish, topology: Topology = HYBRID, core_type: CoreType = CoreType.ANY) -> World:
-    """Return a node with one planned pod for each wish, called a, b..."""
+    """Return a node with one planned pod for each claim, named a, b..."""
     world = World(topology, NodeConfig(reserved=CPUSet([0]), core_type=core_type))
     for uid, wish in zip("abcdef", wishes, strict=False):
         world.add(uid, [wish])
@@ -69,7 +68,7 @@ def node(*wishes: Wish, topology: Topology = HYBRID, core_type: CoreType = CoreT
     ],
 )
 def test_which_cores_a_claim_gets(wish: Wish, default: CoreType, held: str) -> None:
-    """The type comes before every other wish."""
+    """A claim gets CPUs of its core type before any other preference."""
     assert node(wish, core_type=default).holds("a") == held
 
 
@@ -91,7 +90,7 @@ def test_which_cores_a_claim_gets(wish: Wish, default: CoreType, held: str) -> N
     ],
 )
 def test_too_few_cores_of_a_type_are_a_refusal_with_both_numbers(wish: Wish, message: str) -> None:
-    """It says what was wanted and found, and names `any` only where that fits now."""
+    """A refusal has the wanted and found CPUs of the core type, and suggests `any` only if the claim then fits now."""
     world = node(wish)
     (refusal,) = world.plan().refusals
     assert refusal.message.startswith(message)
@@ -99,7 +98,7 @@ def test_too_few_cores_of_a_type_are_a_refusal_with_both_numbers(wish: Wish, mes
 
 
 def test_a_node_without_core_types_refuses_the_words() -> None:
-    """`any` is every CPU there; the other words are refused with the reason."""
+    """On a node without core types `any` gets any CPU, and other core types are refused with the reason."""
     plain = Topology(tuple(replace(core, core_type=None) for core in HYBRID.cores), HYBRID.online)
     world = node(FAST, replace(EXCLUSIVE, core_type="any"), topology=plain)
     assert (world.holds("a"), world.holds("b")) == ("", "8-9")
@@ -111,7 +110,7 @@ def test_a_node_without_core_types_refuses_the_words() -> None:
 
 
 def test_growing_stays_on_the_type() -> None:
-    """A typed claim grows on its type, or keeps what it has; `any` grows on the type it is on, then on both."""
+    """A claim with a core type grows on its type or keeps its CPUs; `any` grows on the present type, then on both."""
     world = node(SLOW, EXCLUSIVE)
     assert not edit(world, "a", replace(SLOW, cpu="6")).refusals
     assert world.holds("a") == "8-13"
@@ -122,18 +121,18 @@ def test_growing_stays_on_the_type() -> None:
     edit(world, "b", replace(EXCLUSIVE, cpu="4"))
     assert world.holds("b") == "2-5"
     edit(world, "b", replace(EXCLUSIVE, cpu="7"))
-    assert world.holds("b") == "2-5,10-12"  # neither type has room for 7 beside what it holds
+    assert world.holds("b") == "2-5,10-12"  # neither type has 7 free CPUs besides those of the container
     edit(world, "b", replace(EXCLUSIVE, cpu="4"))
     assert world.holds("b") == "2-5"
 
 
 def test_an_edited_word_moves_the_container_or_is_refused() -> None:
-    """Where the other type has no room the old CPUs stay, and the message names both types."""
+    """An edited core type moves the container; if too few CPUs are free it keeps its own, and a refusal names both types."""
     world = node(EXCLUSIVE)
     assert not edit(world, "a", SLOW).refusals
     assert world.holds("a") == "8-9"
     assert not edit(world, "a", EXCLUSIVE).refusals
-    assert world.holds("a") == "8-9"  # under `any` it keeps as many as it can
+    assert world.holds("a") == "8-9"  # under `any` the container keeps as many CPUs as it can
 
     world = node(Wish("6", policy="exclusive"), replace(SLOW, cpu="6"))
     planned = edit(world, "a", Wish("6", policy="exclusive", core_type="efficient"))
@@ -144,7 +143,7 @@ def test_an_edited_word_moves_the_container_or_is_refused() -> None:
 
 
 def test_a_ledger_is_rebuilt_with_core_types() -> None:
-    """CPUs found in a cgroup count as of the type only if they are; else the claim moves there."""
+    """When a ledger is rebuilt, a claim keeps CPUs of its cgroup only if they have its core type, and moves otherwise."""
     world = node(SLOW)
     (before,) = world.ledger
     assert recover(world.observe(), world.config) == world.ledger
@@ -154,9 +153,9 @@ def test_a_ledger_is_rebuilt_with_core_types() -> None:
     assert (before.core_type, found.core_type) == (CoreType.EFFICIENT, CoreType.ANY)
 
 
-def captured(name: str, performance: str) -> Topology:
+def hybrid(name: str, performance: str) -> Topology:
     """Return a hybrid machine of the test data with its core types, which lscpu lacks."""
-    topology, fast = read_lscpu(lscpu_text(name)), CPUSet.parse(performance)
+    topology, fast = captured(name), CPUSet.parse(performance)
     cores = [
         replace(core, core_type=PERFORMANCE if core.cpus <= fast else EFFICIENCY) for core in topology.cores
     ]
@@ -164,7 +163,7 @@ def captured(name: str, performance: str) -> Topology:
 
 
 def claims(topology: Topology, smt: SMTPolicy, numa: NUMAPolicy) -> Iterator[tuple[CPUSet, int, Placement]]:
-    """Yield free CPUs, count and choice of each claim, while claims of 1 to 8 CPUs come and go."""
+    """Yield free CPUs, number and choice of each claim, while claims of 1 to 8 CPUs are made and released."""
     random, free = Random(len(topology.cpus)), topology.online  # noqa: S311 - the same claims in every run
     allocator = Allocator(node_sets(topology, topology.online, DEFAULT), DEFAULT)
     free &= allocator.sets.allocatable
@@ -185,7 +184,7 @@ def claims(topology: Topology, smt: SMTPolicy, numa: NUMAPolicy) -> Iterator[tup
 
 
 def room(topology: Topology, cpus: CPUSet, smt: SMTPolicy) -> int:
-    """Return the largest claim that the policy could place on the CPUs."""
+    """Return the number of CPUs of the largest claim that the policy could place on these CPUs."""
     if smt is SMTPolicy.PREFER:
         return len(cpus)
     whole = [core.cpus for core in topology.cores_of(cpus) if core.cpus <= cpus]
@@ -196,8 +195,8 @@ def room(topology: Topology, cpus: CPUSet, smt: SMTPolicy) -> int:
 @pytest.mark.parametrize("smt", SMTPolicy)
 @pytest.mark.parametrize("name", ["core-i7-12700h", "core-ultra-9-185h"])
 def test_no_claim_has_both_types_if_one_has_room(name: str, smt: SMTPolicy, numa: NUMAPolicy) -> None:
-    """Of 229 and 222 claims in 817 and 819 that ran on both types, all but 7 had room on one."""
-    topology = captured(name, "0-11")
+    """A claim runs on both core types only if neither type alone has enough free CPUs."""
+    topology = hybrid(name, "0-11")
     for free, count, chosen in claims(topology, smt, numa):
         types = topology.core_types.values()
         if sum(not cpus.isdisjoint(chosen.cpus) for cpus in types) > 1:

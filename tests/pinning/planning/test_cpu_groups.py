@@ -1,4 +1,4 @@
-"""The key of the agents' ConfigMap for a node: by its label, without a fallback to the default."""
+"""The key of the agents' ConfigMap for a node: it follows from the node's label, and never falls back to the default."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import pytest
 
 from pinning.planning.cpu_groups import Waiting, choose_group, groups_among, is_group, key_of
 
-LONGEST = "a" * 63  # what a label may hold
+LONGEST = "a" * 63  # characters that a label's value may have
 
 
 def test_a_group_has_a_key_beside_the_default() -> None:
-    """A group's key is the default's name with the group, and the same extension."""
+    """A group's key is the default key with the group's name inserted before the extension."""
     assert [key_of("big"), key_of(""), key_of("big", "node.yml"), key_of("big", "node")] == [
         *("config.big.yaml", "config.yaml", "node.big.yml", "node.big"),
     ]
 
 
 def test_groups_are_read_off_the_keys() -> None:
-    """Groups are the keys of the ConfigMap, without the default and the kubelet's own files."""
+    """The groups are read from the keys of the ConfigMap, without the default and the kubelet's own files."""
     keys = (
         *("config.yaml", "config.big.yaml", "config.a.b.yaml", f"config.{LONGEST}.yaml", "config.UP_1.yaml"),
         *("..data", "..2026_11_24", "config..yaml", "config.-.yaml", f"config.{LONGEST}a.yaml", "other.yaml"),
@@ -40,7 +40,7 @@ def test_groups_are_read_off_the_keys() -> None:
 def test_the_label_counts_and_then_the_last_start(
     labelled: str | None, remembered: str | None, expected: str
 ) -> None:
-    """The label decides; an agent that cannot read it uses the group of its last start."""
+    """The label selects the group; an agent that cannot read the label uses the group of its last start."""
     assert choose_group(labelled, remembered, {"big", "small"}) == expected
 
 
@@ -64,7 +64,7 @@ def test_the_label_counts_and_then_the_last_start(
         ),
         *(
             pytest.param(
-                bad, None, "BadGroup", "is no name of a group: change the label", id=f"bad {bad[:9]}"
+                bad, None, "BadGroup", "is not a valid group name: change the label", id=f"bad {bad[:9]}"
             )
             for bad in ("../etc/passwd", "..", "a/b", "a\nb", "a" * 10**6, "-")
         ),
@@ -73,7 +73,7 @@ def test_the_label_counts_and_then_the_last_start(
 def test_a_missing_key_is_waited_for(
     labelled: str | None, remembered: str | None, reason: str, message: str
 ) -> None:
-    """An agent without its group's key waits, since the default's numbers may not fit its node."""
+    """An agent whose group has no key waits, because the default configuration may not fit its node."""
     waiting = choose_group(labelled, remembered, {"big"})
     assert isinstance(waiting, Waiting)
     assert waiting.reason == reason
@@ -82,12 +82,12 @@ def test_a_missing_key_is_waited_for(
 
 
 def test_without_groups_nothing_is_waited_for() -> None:
-    """An overlay with one key starts as before, also while the API server is away; a label alone is still shown."""
+    """With only the default key an agent starts even if the API server does not answer; a label without a key is reported."""
     assert choose_group(None, None, ()) == ""
     assert isinstance(choose_group("big", None, ()), Waiting)
 
 
 def test_an_empty_name_is_no_group() -> None:
-    """An empty label is no group."""
+    """A label with an empty value selects no group."""
     assert not is_group("")
     assert choose_group("", None, {"big"}) == ""

@@ -1,4 +1,4 @@
-"""CPUs beside devices: near whenever enough near CPUs are free, else by distance, on all machines of the test data."""
+"""CPUs near devices: all CPUs are near if enough near ones are free, else the nearest; on all machines of the test data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pinning.allocation.beside import Beside
-from pinning.contract import CoreType, CPUPolicy, DevicePolicy, NUMAPolicy, SMTPolicy
+from pinning.contract import DevicePolicy, NUMAPolicy
 from pinning.errors import NotEnoughCPUs
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.machine.near import Device, cpus_near, homes_of
@@ -17,11 +17,12 @@ from pinning.machine.topology import Topology
 from pinning.planning.allocator import Allocator, EffectivePolicies
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.node_sets import node_sets
-from pinning.planning.observed import Owner, SeenPod
+from pinning.planning.observed import Observed, Owner, SeenPod
+from pinning.planning.plan import plan
 from pinning.pods.claims import Claim, Origin
-from pinning.pods.resources import Role, is_foreign
+from pinning.pods.resources import DEVICES, MOST_DEVICES, is_foreign
 from tests.machines import NAMES
-from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, room
+from tests.pinning.devices import GPU, WITH_DISTANCES, given_devices, machine, random_claim, room
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 
@@ -34,18 +35,14 @@ if TYPE_CHECKING:
 def births(
     topology: Topology, number: int
 ) -> Iterator[tuple[CPUSet, CPUSet, Claim, EffectivePolicies, Placement]]:
-    """Yield free CPUs, CPUs near the devices, the claim, its policies and the choice, while claims come and go."""
+    """Yield free CPUs, CPUs near the devices, the claim, its policies and the choice, while claims are made and released."""
     random = Random(number)  # noqa: S311 - the same claims in every run
     allocator = Allocator(node_sets(topology, topology.online, DEFAULT), DEFAULT)
     free, running = allocator.sets.allocatable, list[CPUSet]()
     for _ in range(number):
         while running and random.random() < 0.4:
             free |= running.pop(random.randrange(len(running)))
-        origin = random.choice([Origin.ANNOTATION, Origin.ANNOTATION, Origin.CMK])
-        smt = SMTPolicy.REQUIRE if origin is Origin.CMK else random.choice(list(SMTPolicy))
-        numa = random.choice(list(NUMAPolicy))
-        policies = EffectivePolicies(CPUPolicy.EXCLUSIVE, smt, numa, CoreType.ANY)
-        claim = Claim("c", Role.MAIN, origin, CPUPolicy.EXCLUSIVE, random.randint(1, 10))
+        claim, policies = random_claim(random)
         homes = homes_of(topology, given_devices(random, topology))
         try:
             chosen = allocator.fresh(claim, policies, free, EMPTY, Beside(homes))
@@ -60,7 +57,7 @@ def births(
 
 @pytest.mark.parametrize("name", [*NAMES, *WITH_DISTANCES])
 def test_cpus_are_near_whenever_enough_near_ones_are_free(name: str) -> None:
-    """Of every claim: on near CPUs alone if they suffice, and else on as many of them as the policies allow."""
+    """If enough CPUs near its devices are free a claim gets only these, else as many of them as its policies allow."""
     topology = machine(name)
     for free, near, claim, policies, chosen in births(topology, 60):
         possible = room(topology, free & near, claim, policies)
@@ -74,7 +71,7 @@ def test_cpus_are_near_whenever_enough_near_ones_are_free(name: str) -> None:
 
 
 def world(*wishes: Wish, devices: tuple[str, ...], config: NodeConfig | None = None) -> World:
-    """Return a node of four NUMA nodes with one planned pod for each wish and the nodes of its devices."""
+    """Return a node of four NUMA nodes with one planned pod for each claim, and the NUMA nodes of its devices."""
     node = World(SNC, config or NodeConfig(reserved=CPUSet([0])))
     for uid, wish, told in zip("abcdef", wishes, devices, strict=False):
         node.add(uid, [wish])
@@ -112,18 +109,18 @@ def held(node: World, uid: str = "a") -> str:
     ],
 )
 def test_a_new_container_is_beside_its_devices(wish: Wish, told: str, cpus: str) -> None:
-    """Four nodes of two cores, two of them in a package; CPU 0 and its sibling are reserved."""
+    """A new container gets CPUs near its devices; each of four NUMA nodes has two cores, and CPU 0's core is reserved."""
     assert held(world(wish, devices=(told,))) == cpus
 
 
 def test_the_nodes_option_spreads_over_the_devices_nodes() -> None:
-    """The kubelet's option to distribute counts as the policy does."""
+    """The kubelet's option to distribute CPUs over NUMA nodes has the same effect as the policy `distributed`."""
     config = NodeConfig(reserved=CPUSet([0]), distribute=True)
     assert held(world(Wish("4", policy="exclusive"), devices=("1 3",), config=config)) == "4-5,12-13"
 
 
 def test_a_container_grows_and_shrinks_near_first() -> None:
-    """Growth takes near CPUs before others, and what is far is given back first."""
+    """A container first grows by CPUs near its device, and first shrinks by CPUs far from it."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
     for cpu, cpus in (("4", "8-11"), ("6", "8-13"), ("4", "8-11"), ("1", "8")):
         node.add("a", [Wish(cpu, policy="exclusive")])
@@ -132,7 +129,7 @@ def test_a_container_grows_and_shrinks_near_first() -> None:
 
 
 def test_a_lost_cpu_is_replaced_near() -> None:
-    """A CPU that goes offline is replaced on the devices' node."""
+    """A CPU that goes offline is replaced by one on the NUMA node of the container's device."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
     node.topology = node.topology.with_online(node.topology.online - CPUSet([9]))
     node.run_all()
@@ -140,7 +137,7 @@ def test_a_lost_cpu_is_replaced_near() -> None:
 
 
 def test_other_policies_keep_a_container_near() -> None:
-    """A container that is placed anew stays beside its devices, and keeps what it can."""
+    """A container that is placed again after an edit gets CPUs near its devices, and keeps as many CPUs as it can."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
     node.add("a", [Wish("2", policy="exclusive", smt="isolate")])
     node.run_all()
@@ -148,7 +145,7 @@ def test_other_policies_keep_a_container_near() -> None:
 
 
 def known_later(*wishes: Wish, told: str = "2", vm: bool = False, config: NodeConfig | None = None) -> World:
-    """Return a node with one planned pod, whose first container's device becomes known when it holds CPUs."""
+    """Return a node with one planned pod, whose first container has a device that becomes known after it holds CPUs."""
     node = World(SNC, config or NodeConfig(reserved=CPUSet([0])))
     node.add("a", list(wishes), vm=vm)
     for container in ("compute",) if vm else [f"c{number}" for number in range(len(wishes))]:
@@ -159,11 +156,44 @@ def known_later(*wishes: Wish, told: str = "2", vm: bool = False, config: NodeCo
 
 
 def test_devices_known_later_move_a_container_once() -> None:
-    """A container that got CPUs before its devices were known is placed anew; planning again changes nothing."""
+    """A container whose devices become known later is placed again once; the next plan changes nothing."""
     node = known_later(Wish("2", policy="exclusive"))
     assert held(node) == "2-3"
     node.run_all()
     assert held(node) == "8-9"
+    assert node.run_all().actions == ()
+
+
+def incomplete(node: World) -> Observed:
+    """Return the node, where container c0 of pod a may have devices that are not known yet."""
+    observed = node.observe()
+    pods = tuple(replace(pod, device_kinds={"c0": 2}) for pod in observed.pods)
+    return replace(observed, pods=pods, devices_unknown={Owner("a", "c0"): "more may follow"})
+
+
+def test_first_devices_of_several_leave_a_running_container_where_it_is() -> None:
+    """A running container moves once, when all of its devices are known, and not when only the first one is."""
+    node = known_later(Wish("2", policy="exclusive"))
+    part = incomplete(node)
+    assert plan(part, node.ledger, node.config).ledger == node.ledger
+    node.devices[Owner("a", "c0")] = (Device(GPU, CPUSet([3])), Device("example.com/nic", CPUSet([3])))
+    node.run_all()
+    assert held(node) == "12-13"
+
+
+def test_a_new_container_follows_each_of_its_devices() -> None:
+    """A container that has not started is placed again each time that another of its devices becomes known."""
+    node = World(SNC, NodeConfig(reserved=CPUSet([0])))
+    node.add("a", [Wish("4", policy="exclusive")])
+    owner, first = Owner("a", "c0"), Device(GPU, CPUSet([2]))
+    node.devices[owner] = (first,)
+    part = incomplete(node)
+    node.ledger = plan(part, node.ledger, node.config).ledger
+    assert held(node) == "8-11"
+    assert plan(part, node.ledger, node.config).ledger == node.ledger
+    node.devices[owner] = (first, *[Device("example.com/nic", CPUSet([3]))] * 2)
+    node.run_all()
+    assert held(node) == "8-9,12-13"
     assert node.run_all().actions == ()
 
 
@@ -172,7 +202,7 @@ def test_devices_known_later_move_a_container_once() -> None:
     [pytest.param(4, "12-13", id="nothing nearer is free"), pytest.param(3, "11-12", id="one CPU is nearer")],
 )
 def test_a_container_moves_only_nearer(others: int, cpus: str) -> None:
-    """CPUs beside the device that others hold are not waited for: later room does not move the container again."""
+    """A container moves once to the free CPUs nearest to its device, and not again if nearer ones are freed later."""
     node = World(SNC, NodeConfig(reserved=CPUSet([0])))
     node.devices[Owner("b", "c0")] = (Device(GPU, CPUSet([2])),)
     node.add("b", [Wish(str(others), policy="exclusive")])
@@ -189,7 +219,7 @@ def test_a_container_moves_only_nearer(others: int, cpus: str) -> None:
 
 
 def test_a_running_machine_is_not_moved() -> None:
-    """The vCPUs of a virtual machine keep their CPUs; it is placed anew when it has stopped."""
+    """A running virtual machine keeps its CPUs, and is placed again after it has stopped."""
     node = known_later(Wish("2"), vm=True)
     before = node.holds("a", "compute")
     node.run_all()
@@ -210,7 +240,7 @@ def test_a_running_machine_is_not_moved() -> None:
     ],
 )
 def test_the_operator_may_leave_devices_out(config: NodeConfig) -> None:
-    """With `devicePolicy: none`, and of resources in `nearIgnore`, devices count for nothing."""
+    """With `devicePolicy: none` all devices are ignored, and with `nearIgnore` the devices of these resources."""
     node = known_later(Wish("2", policy="exclusive"), config=config)
     node.run_all()
     assert held(node) == "2-3"
@@ -226,7 +256,7 @@ def test_the_operator_may_leave_devices_out(config: NodeConfig) -> None:
     ],
 )
 def test_a_pods_device_policy_overrules_the_nodes(default: str, word: str | None, cpus: str) -> None:
-    """The pod's word counts, and the plan names the devices of containers that are placed beside theirs."""
+    """The pod's annotation overrides the node's policy, and the plan has the devices by which a container was placed."""
     config = NodeConfig(reserved=CPUSet([0]), device_policy=DevicePolicy(default))
     node = world(Wish("2", policy="exclusive", devices=word), devices=("2",), config=config)
     assert held(node) == cpus
@@ -236,7 +266,7 @@ def test_a_pods_device_policy_overrules_the_nodes(default: str, word: str | None
 
 @pytest.mark.parametrize("policy", ["exclusive", "share"])
 def test_an_edited_device_policy_moves_a_container_nearer(policy: str) -> None:
-    """`prefer` moves it, `none` leaves it where it is and lets it grow anywhere; each later `prefer` counts again."""
+    """Editing to `prefer` moves a container near its device each time; `none` lets it grow anywhere and does not move it."""
     node = world(Wish("2", policy=policy, devices="none"), devices=("2",))
     assert held(node) == "2-3"
     for cpu, word, cpus in (
@@ -252,7 +282,7 @@ def test_an_edited_device_policy_moves_a_container_nearer(policy: str) -> None:
 
 
 def test_a_container_that_grew_elsewhere_comes_back() -> None:
-    """What it took far from its device under `none` is given back for CPUs beside it under the next `prefer`."""
+    """CPUs that a container got far from its device are exchanged for near ones when the policy is set to `prefer` again."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
     node.add("b", [Wish("2", policy="exclusive", devices="none")])
     held_by_a = node.ledger.of(Owner("a", "c0"))
@@ -269,7 +299,7 @@ def test_a_container_that_grew_elsewhere_comes_back() -> None:
 
 
 def test_an_edit_without_room_keeps_the_cpus() -> None:
-    """`prefer` without free CPUs beside the device changes nothing, and is no refusal."""
+    """`prefer` changes nothing if no CPU near the device is free, and this is not a refusal."""
     node = world(
         Wish("4", policy="exclusive"), Wish("2", policy="exclusive", devices="none"), devices=("2", "2")
     )
@@ -280,7 +310,7 @@ def test_an_edit_without_room_keeps_the_cpus() -> None:
 
 
 def test_an_init_container_is_beside_the_devices_of_its_pod() -> None:
-    """The kubelet never names devices of ordinary init containers: those of the pod's other containers count."""
+    """An ordinary init container is placed by the devices of its pod's other containers, because the kubelet reports none."""
     node = World(SNC, NodeConfig(reserved=CPUSet([0])))
     node.add("a", [Wish("2", policy="exclusive", init=""), Wish("2", policy="exclusive")])
     node.devices[Owner("a", "c1")] = (Device(GPU, CPUSet([3])),)
@@ -304,17 +334,25 @@ def test_an_init_container_is_beside_the_devices_of_its_pod() -> None:
     ],
 )
 def test_devices_are_extended_resources_of_others(resource: str, is_device: bool) -> None:
-    """Native ones, ours and CMK's are none."""
+    """Native resources, corepin's and CMK's are not devices; all other extended resources are."""
     assert is_foreign(resource) is is_device
 
 
 def test_the_containers_that_name_devices() -> None:
-    """Extended resources of others are devices; native ones, ours and CMK's are none, nor are ordinary init containers'."""
+    """The containers with devices are those that request extended resources of other programs.
+
+    Native resources, corepin's and CMK's are not devices, nor is a resource with the amount zero. Ordinary
+    init containers have no devices. One resource may stand for several devices.
+    """
     limits = [
-        {"nvidia.com/gpu": 1},
+        {"nvidia.com/gpu": 1, "example.com/nic": "2"},
         {"cpu": 1, "memory": "1Gi", "hugepages-2Mi": "2Mi", "ephemeral-storage": 1},
         {"cmk.intel.com/exclusive-cores": 1, "corepin.io/whole-cores": 1, "kubernetes.io/x": 1},
         None,
+        {"a.b/c": "0", "a.b/d": None, "a.b/e": "junk"},
+        {DEVICES: 3},
+        {DEVICES: "junk", "a.b/c": 1},
+        {f"a.b/{at}": 1 for at in range(2 * MOST_DEVICES)},
     ]
     containers = [{"name": f"c{at}", "resources": {"limits": each}} for at, each in enumerate(limits)]
     inits = [
@@ -322,4 +360,6 @@ def test_the_containers_that_name_devices() -> None:
         {"name": "sidecar", "restartPolicy": "Always", "resources": {"limits": {"a.b/c": 1}}},
     ]
     document = {"metadata": {"uid": "a"}, "spec": {"containers": containers, "initContainers": inits}}
-    assert SeenPod.of(document).device_containers == {"c0", "sidecar"}  # type: ignore[arg-type]
+    pod = SeenPod.of(document)  # type: ignore[arg-type]
+    assert pod.device_kinds == {"sidecar": 1, "c0": 2, "c5": 3, "c6": 1, "c7": MOST_DEVICES}
+    assert pod.device_containers == pod.device_kinds.keys()

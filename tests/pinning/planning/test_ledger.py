@@ -1,4 +1,4 @@
-"""The ledger: what may be entered, what may not, and the rules that it keeps."""
+"""The ledger: which entries are valid, and the rules that every ledger follows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tables import table
 
 
 def test_transitions_return_new_ledgers() -> None:
-    """Transitions return a new ledger and leave the old one unchanged."""
+    """Each change of a ledger returns a new ledger and leaves the old one unchanged."""
     empty = Ledger()
     assigned = empty.assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE))
     changed = assigned.change(entry("a", "1"))
@@ -51,7 +51,7 @@ def test_container_runs_on_its_own_cpus_or_else_in_the_shared_set() -> None:
         ),
         "overlap": (lambda ledger: ledger.assign(entry("b", "1-2")), "n/b/c: CPUs 1 are held by others"),
         "another's idle": (lambda ledger: ledger.assign(entry("b", "2", "5")), "CPUs 5 are held by others"),
-        "no CPUs": (lambda ledger: ledger.assign(entry("b", "")), "without CPUs is none"),
+        "no CPUs": (lambda ledger: ledger.assign(entry("b", "")), "an assignment must have CPUs"),
         "idle and in use": (lambda ledger: ledger.assign(entry("b", "2", "2-3")), "CPUs 2 cannot be idle"),
         "idle and shared": (
             lambda ledger: ledger.assign(entry("b", "2", "6", policy=CPUPolicy.SHARE)),
@@ -70,7 +70,7 @@ def test_container_runs_on_its_own_cpus_or_else_in_the_shared_set() -> None:
     },
 )
 def test_illegal_transitions_raise(change: Any, message: str) -> None:
-    """A change that would break a rule is a bug of the caller and raises."""
+    """A change that would break a rule of the ledger raises, because it is a bug of the caller."""
     with pytest.raises(IllegalTransition, match=message):
         change(Ledger().assign(entry("a", "1", "5", smt=SMTPolicy.ISOLATE)))
 
@@ -87,7 +87,7 @@ def test_illegal_transitions_raise(change: Any, message: str) -> None:
     },
 )
 def test_who_runs_beside_whom(roles: tuple[Role, Role], meets: bool) -> None:
-    """Only what starts after an ordinary init container of its pod may hold the same CPUs."""
+    """Two containers may hold the same CPUs only if one is an ordinary init container and the other starts later."""
     first = entry("a", "1", container="one", start_index=0, role=roles[0])
     second = entry("a", "1", container="two", start_index=1, role=roles[1])
     assert first.meets(second) is second.meets(first) is meets
@@ -101,7 +101,7 @@ def test_who_runs_beside_whom(roles: tuple[Role, Role], meets: bool) -> None:
 
 
 def test_init_cpus_stay_held_until_the_pod_goes() -> None:
-    """Releasing one of two containers on the same CPUs leaves them held for the other."""
+    """If one of two containers on the same CPUs releases them, the other still holds them."""
     ledger = Ledger().assign(entry("a", "1-2", container="one", role=Role.INIT))
     both = ledger.assign(entry("a", "1", container="two", start_index=1))
     assert str(both.release(Owner("a", "two")).exclusive) == "1-2"
@@ -111,7 +111,7 @@ def test_init_cpus_stay_held_until_the_pod_goes() -> None:
 
 
 def held(*entries: Assignment) -> Ledger:
-    """Return a ledger with these assignments, entered without any check."""
+    """Return a ledger with these assignments, entered without checks."""
     pods: dict[str, tuple[Assignment, ...]] = {}
     for assignment in entries:
         pods[assignment.owner.pod_uid] = (*pods.get(assignment.owner.pod_uid, ()), assignment)
@@ -127,7 +127,7 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
 @table(
     "ledger, message",
     {
-        "no CPUs": (held(entry("a", "")), "without CPUs"),
+        "no CPUs": (held(entry("a", "")), "must have CPUs"),
         "reserved": (held(entry("a", "0")), "CPUs 0 are reserved"),
         "share on reserved": (held(entry("a", "0", policy=CPUPolicy.SHARE)), "CPUs 0 are reserved"),
         "not there": (held(entry("a", "9")), "CPUs 9 are reserved, set aside or not usable"),
@@ -148,12 +148,12 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
     },
 )
 def test_problems_name_every_broken_rule(ledger: Ledger, message: str) -> None:
-    """Each broken rule is reported in words."""
+    """The ledger reports every broken rule in words."""
     assert message in "; ".join(problems(ledger, SETS))
 
 
 def test_a_sound_ledger_has_no_problems() -> None:
-    """Owners, sharers and a reused init container beside each other are fine."""
+    """A ledger with owners, sharing containers and an init container on reused CPUs has no problems."""
     ledger = held(
         entry("a", "1", "5", smt=SMTPolicy.ISOLATE),
         entry("b", "2", policy=CPUPolicy.SHARE),
@@ -164,7 +164,7 @@ def test_a_sound_ledger_has_no_problems() -> None:
 
 
 def test_an_empty_shared_set_is_a_problem() -> None:
-    """An empty shared set is a problem: containers without claims need CPUs."""
+    """An empty shared set is a problem, because containers without claims need CPUs."""
     topology = smt_machine(1)
     sets = NodeSets(topology, topology.online, EMPTY, Pools(topology.online, EMPTY))
     assert problems(held(entry("a", "0-1")), sets) == ("the shared set is empty",)

@@ -1,4 +1,4 @@
-"""The ledger as JSON: what survives being saved, and what is refused."""
+"""The ledger as JSON: the values that are saved and read again, and the inputs that are refused."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def saved() -> dict[str, Any]:
 
 
 def test_a_checkpoint_says_the_same_after_reading() -> None:
-    """A ledger equals itself after saving and reading, whatever its history."""
+    """A ledger equals itself after it was saved and read, whatever changes it has had."""
     again = ledger_from_dict(saved())
     assert ledger_to_dict(again) == saved()
     assert again == Ledger().assign(entry("z", "2")).assign(next(iter(again))).release(Owner("z", "c"))
 
 
 def test_a_checkpoint_of_before_memory_is_read() -> None:
-    """An agent that binds memory goes on with what an older one saved: nothing is bound there."""
+    """A checkpoint of a version without memory binding is read, with no memory bound."""
     older = saved()
     (assignment,) = older["assignments"]
     del assignment["mems"], assignment["claim"]["numaMemory"], assignment["claim"]["memoryLimit"]
@@ -70,7 +70,7 @@ def test_a_checkpoint_of_before_memory_is_read() -> None:
 
 
 def test_a_checkpoint_keeps_the_right_to_the_shared_set() -> None:
-    """A checkpoint keeps whether a claim may use the shared set; an older checkpoint has no such claim."""
+    """A claim's access to the shared set is saved in the checkpoint; claims of an older checkpoint have none."""
     (assignment,) = ledger_from_dict(saved())
     mixed = Ledger().assign(replace(assignment, claim=replace(assignment.claim, shared_cpus=True)))
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_keeps_the_right_to_the_shared_set() -> None:
 
 
 def test_a_checkpoint_keeps_core_types() -> None:
-    """The type of claim and assignment survive; an older checkpoint, and one of `any`, name none."""
+    """The core types of claim and assignment are saved; in an older checkpoint, and for `any`, they are absent."""
     (assignment,) = ledger_from_dict(saved())
     claim = replace(assignment.claim, core_type=CoreType.EFFICIENT)
     typed = Ledger().assign(replace(assignment, claim=claim, core_type=CoreType.EFFICIENT))
@@ -91,7 +91,7 @@ def test_a_checkpoint_keeps_core_types() -> None:
 
 @pytest.mark.parametrize("word", DevicePolicy)
 def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
-    """The word of a claim survives; an older checkpoint has none."""
+    """A claim's device policy is saved in the checkpoint; in an older checkpoint it is absent."""
     (assignment,) = ledger_from_dict(saved())
     ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, devices=word)))
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
 
 @pytest.mark.parametrize("word", NoisePolicy)
 def test_a_checkpoint_keeps_noise_policies(word: NoisePolicy) -> None:
-    """The word of a claim survives; an older checkpoint has none."""
+    """A claim's noise policy is saved in the checkpoint; in an older checkpoint it is absent."""
     (assignment,) = ledger_from_dict(saved())
     for disables in (False, True):
         claim = replace(assignment.claim, noise=word, crio_disables_interrupts=disables)
@@ -112,7 +112,7 @@ def test_a_checkpoint_keeps_noise_policies(word: NoisePolicy) -> None:
 
 
 def test_a_checkpoint_keeps_quota_words() -> None:
-    """Both words of a claim survive; an older checkpoint has none."""
+    """A claim's quota policy and CRI-O's annotation are saved in the checkpoint; in an older one both are absent."""
     (assignment,) = ledger_from_dict(saved())
     claim = replace(assignment.claim, quota=QuotaPolicy.KEEP, crio_disables_quota=True)
     ledger = Ledger().assign(replace(assignment, claim=claim))
@@ -122,24 +122,24 @@ def test_a_checkpoint_keeps_quota_words() -> None:
 
 
 def test_a_checkpoint_keeps_the_nodes_beside_devices() -> None:
-    """The NUMA nodes that CPUs were chosen beside survive; an older checkpoint names none."""
+    """The NUMA nodes of an assignment's devices are saved in the checkpoint; in an older one they are absent."""
     beside = Ledger().assign(replace(entry("a", "1"), homes=CPUSet([1, 3])))
     assert ledger_from_dict(ledger_to_dict(beside)) == beside
     assert "homes" not in str(saved())
 
 
 def test_devices_say_the_same_after_reading() -> None:
-    """Devices of one resource and place are counted; a container without devices is remembered too."""
+    """Devices are saved as a count for each resource and NUMA node, also for containers without devices."""
     gpu, nic = Device("nvidia.com/gpu", CPUSet([1])), Device("example.com/nic", EMPTY, "0000:41:00.0")
     devices = {Owner("a", "c"): (nic, gpu, gpu), Owner("a", "d"): ()}
     written = devices_to_list(devices)
     assert devices_from_list(written) == devices
     assert written[0]["devices"][1] == {"resource": "nvidia.com/gpu", "nodes": "1", "count": 2}
-    assert written[0]["devices"][0]["pciAddress"] == "0000:41:00.0"  # earlier agents read on without it
+    assert written[0]["devices"][0]["pciAddress"] == "0000:41:00.0"  # earlier agents ignore this field
 
 
 def test_a_checkpoint_keeps_which_interrupts_stay() -> None:
-    """The globs survive, and a claim without them takes no room."""
+    """The globs of interrupts that stay are saved in the checkpoint; a claim without globs adds no field."""
     (assignment,) = ledger_from_dict(saved())
     claim = replace(assignment.claim, irq=("devices", "eth0-*"))
     ledger = Ledger().assign(replace(assignment, claim=claim))
@@ -159,7 +159,7 @@ def test_a_checkpoint_keeps_which_interrupts_stay() -> None:
     },
 )
 def test_damaged_devices_are_refused(damaged: object) -> None:
-    """Devices that cannot be read are an error, as a ledger is."""
+    """Devices that cannot be parsed are an error, like a damaged ledger."""
     with pytest.raises(BadContract, match="damaged"):
         devices_from_list(damaged)
 
@@ -173,14 +173,14 @@ def test_damaged_devices_are_refused(damaged: object) -> None:
         "no mapping": (lambda checkpoint: {"version": 1, "assignments": [3]}, "damaged"),
         "bad list": (lambda checkpoint: damaged(checkpoint, cpus="x"), "damaged .*neither N"),
         "a number for a list": (lambda checkpoint: damaged(checkpoint, cpus=3), "damaged"),
-        "no CPUs": (lambda checkpoint: damaged(checkpoint, cpus=""), "damaged .*without CPUs"),
+        "no CPUs": (lambda checkpoint: damaged(checkpoint, cpus=""), "damaged .*must have CPUs"),
         "unknown policy": (lambda checkpoint: damaged(checkpoint, policy="x"), "damaged"),
-        "a number for a text": (lambda checkpoint: damaged(checkpoint, pod=3), "damaged .3 is no text"),
+        "a number for a text": (lambda checkpoint: damaged(checkpoint, pod=3), "damaged .3 is not a string"),
         "a truth value": (
             lambda checkpoint: damaged(checkpoint, place=True),
-            "damaged .True is no whole number",
+            "damaged .True is not a whole number",
         ),
-        "a text": (lambda checkpoint: damaged(checkpoint, place="0"), "damaged .'0' is no whole number"),
+        "a text": (lambda checkpoint: damaged(checkpoint, place="0"), "damaged .'0' is not a whole number"),
         "twice": (
             lambda checkpoint: {**checkpoint, "assignments": checkpoint["assignments"] * 2},
             "damaged .*holds CPUs already",
@@ -188,12 +188,12 @@ def test_damaged_devices_are_refused(damaged: object) -> None:
     },
 )
 def test_a_damaged_checkpoint_is_refused(damage: Any, message: str) -> None:
-    """Any damage of a checkpoint is one error with one remedy."""
+    """Any damage of a checkpoint raises the same error with the same remedy."""
     with pytest.raises(BadContract, match=message) as refused:
         ledger_from_dict(damage(saved()))
     assert "rebuild it from the runtime" in str(refused.value)
 
 
 def damaged(checkpoint: dict[str, Any], **wrong: Any) -> dict[str, Any]:
-    """Return a checkpoint whose entry has other values."""
+    """Return a checkpoint in which one entry has other values."""
     return {**checkpoint, "assignments": [{**checkpoint["assignments"][0], **wrong}]}

@@ -20,7 +20,7 @@ from pinning.planning.node_config import (
 
 
 def test_nothing_stated_is_the_default() -> None:
-    """An empty mapping, and one of nulls, mean the shipped defaults."""
+    """An empty configuration, and one whose values are null, equal the default."""
     assert read_node_config({}) == DEFAULT == NodeConfig()
     assert read_node_config({"alignUncore": "auto"}) == DEFAULT
     assert read_node_config(dict.fromkeys(["reserved", "sort", "smtPolicy", "observe", "pools"])) == DEFAULT
@@ -58,7 +58,7 @@ EVERY_KEY = {
 
 
 def test_every_key_is_read() -> None:
-    """Each key lands in its field."""
+    """Each key of the configuration sets its field."""
     assert read_node_config(EVERY_KEY) == NodeConfig(
         reserved=CPUSet.parse("0,8"),
         strict_reserved=True,
@@ -100,7 +100,7 @@ def test_every_key_is_read() -> None:
     ],
 )
 def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
-    """Pools are dynamic unless cores are named."""
+    """The pools are dynamic unless the configuration has numbers of cores."""
     assert read_node_config(given).pools == expected
 
 
@@ -109,10 +109,10 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
     [
         pytest.param(
             [],
-            r"the node configuration: \[\] is no mapping: write keys of reserved, strictReserved, systemNamespaces",
+            r"the node configuration: \[\] is not a mapping: write keys of reserved, strictReserved, systemNamespaces",
             id="a list",
         ),
-        pytest.param(None, "the node configuration: None is no mapping", id="nothing"),
+        pytest.param(None, "the node configuration: None is not a mapping", id="nothing"),
         pytest.param(
             {"reservd": "0"}, r"reservd: the key is unknown \(value '0'\): did you mean reserved\?", id="typo"
         ),
@@ -158,7 +158,9 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"countedClaims": ["prefer"]}, "countedClaims: .*not allowed", id="never counted"),
         pytest.param({"countedClaims": [{}]}, "countedClaims: .*not allowed", id="a mapping in a list"),
         pytest.param({"uncountedClaims": "deny"}, "uncountedClaims: .*report or refuse", id="uncounted"),
-        pytest.param({"pools": 3}, "pools: 3 is no mapping: .*or the word dynamic", id="pools as a number"),
+        pytest.param(
+            {"pools": 3}, "pools: 3 is not a mapping: .*or the word dynamic", id="pools as a number"
+        ),
         pytest.param(
             {"pools": {"exclusive": 3}}, r"pools.exclusive: .*did you mean exclusive_", id="pool key"
         ),
@@ -169,7 +171,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
             {"pools": {"exclusive_cores": True}}, "pools.exclusive_cores: True", id="a truth value as count"
         ),
         pytest.param(
-            {"noise": 3}, "noise: 3 is no mapping: write keys of interrupts, .*softirqs$", id="noise"
+            {"noise": 3}, "noise: 3 is not a mapping: write keys of interrupts, .*softirqs$", id="noise"
         ),
         pytest.param({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'", id="quiet interrupts"),
         pytest.param({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'", id="irqbalance"),
@@ -198,7 +200,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
     ],
 )
 def test_mistakes_are_refused(given: object, message: str) -> None:
-    """A refusal names key, value and remedy."""
+    """The error for each mistake has the key, the value and the remedy."""
     with pytest.raises(BadContract, match=message):
         read_node_config(given)
 
@@ -215,15 +217,15 @@ def test_mistakes_are_refused(given: object, message: str) -> None:
     ],
 )
 def test_execs_go_where_the_operator_wants_them(affinity: ExecAffinity, others: str, cpus: str) -> None:
-    """Processes that are executed in a container run on its highest own CPU, or on pools that it may use."""
+    """By `execAffinity` processes of an exec run on the container's highest own CPU, or on a pool that it may use."""
     assert exec_cpus(affinity, CPUSet.parse("4-6"), CPUSet.parse(others)) == CPUSet.parse(cpus)
     assert exec_cpus(affinity, EMPTY, EMPTY) == EMPTY
 
 
 def test_any_part_keeps_cpus_quiet() -> None:
-    """Without one the component `quiet` only counts."""
+    """CPUs are kept quiet if a part of `quiet` is on; if none is, the agent only counts."""
     parts = [{}, {"interrupts": True}, {"workqueues": True}, {"powerLatency": 1}]
     kept = [read_node_config({"quiet": it}).keeps_quiet for it in parts]
     assert kept == [False, True, True, True]
-    for off in ("off", False, None):  # YAML reads off as false
+    for off in ("off", False, None):  # YAML parses off as false
         assert not read_node_config({"quiet": {"powerLatency": off}}).keeps_quiet

@@ -1,4 +1,4 @@
-"""CPUs of a new container: its own, the shared set, or the reason why it may not start."""
+"""CPUs of a new container: its own, the shared set, or the reason why the container may not start."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def cpus(text: str) -> CPUSet:
 
 
 def table_of(node: World) -> StartTable:
-    """Plan, and return the start table before any action is done."""
+    """Plan, and return the start table before any action was done."""
     planned = node.plan()
     return start_table(planned, node.observe())
 
 
 def settled(node: World) -> StartTable:
-    """Do all planned actions, and return the start table afterwards."""
+    """Do all planned actions, and return the start table after them."""
     node.run_all()
     return table_of(node)
 
 
 def test_owner_starts_on_its_cpus() -> None:
-    """What the ledger gives a container it has from its first instruction on."""
+    """A container with CPUs in the ledger starts on these CPUs."""
     assert settled(one_pod(EXCLUSIVE, cores=4)).start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
 
 
@@ -44,24 +44,24 @@ def test_owner_starts_on_its_cpus() -> None:
     "owner", [STRANGER, Owner("a", "debugger")], ids=["unknown pod", "ephemeral container"]
 )
 def test_everyone_else_starts_in_the_shared_set(owner: Owner) -> None:
-    """A container that claims nothing is kept off the CPUs of owners, whether its pod is known or not."""
+    """A container without a claim starts on CPUs without owner, even if its pod is unknown."""
     assert settled(one_pod(EXCLUSIVE, cores=4)).start(owner, claims=False) == Start(cpus("0,2-4,6-7"))
 
 
 def test_pod_that_asks_and_was_not_seen_is_held_back() -> None:
-    """A container with a claim is held back until the watch has shown its pod."""
+    """A container whose pod has a claim is rejected until the watch has shown the pod."""
     assert settled(one_pod(EXCLUSIVE)).start(STRANGER, claims=True) == NOT_SEEN
 
 
 def test_pod_that_was_seen_is_not_held_back_by_its_annotations() -> None:
-    """Annotations of the sandbox count only until the watch has shown the pod."""
+    """Once the watch has shown the pod, annotations of its sandbox are ignored."""
     node = world(4)
     node.add("a", [Wish(policy="none")])
     assert settled(node).start(A, claims=True) == Start(cpus("0-7"))
 
 
 def test_pod_that_holds_cpus_is_known_without_the_api() -> None:
-    """A pod in the ledger may restart containers while the API server is unreachable."""
+    """A pod in the ledger may restart containers while the API server does not answer."""
     node = one_pod(EXCLUSIVE, cores=4)
     node.api_answers = False
     table = settled(node)
@@ -70,7 +70,7 @@ def test_pod_that_holds_cpus_is_known_without_the_api() -> None:
 
 
 def test_refused_start_has_the_text_of_its_event() -> None:
-    """The text of the event is the text of the error that `kubectl describe pod` shows."""
+    """A rejected start has the same text in the event and in the error that `kubectl describe pod` shows."""
     node = world(4)
     node.add("a", [Wish(cores=9)])
     planned = node.plan()
@@ -80,7 +80,7 @@ def test_refused_start_has_the_text_of_its_event() -> None:
 
 
 def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
-    """A refused claim that need not fit starts in the shared set, is not reported as pinned, and gets CPUs later."""
+    """A container that does not require its CPUs starts in the shared set, is not reported as pinned, and gets CPUs later."""
     node = world(4)
     node.add("a", [Wish("99", policy="exclusive")])
     assert table_of(node).start(A, claims=True) == Start(cpus("0-7"))
@@ -98,7 +98,7 @@ def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
     ],
 )
 def test_cpus_that_others_still_use_are_not_given_out(wish: Wish, start: Start | str) -> None:
-    """Between checkpoint and writes an owner does not start on CPUs that other containers still use."""
+    """After the checkpoint and before the writes, an owner does not start on CPUs that other containers still use."""
     node = world(4)
     node.start("b", "c0")
     node.add("a", [wish])
@@ -117,20 +117,20 @@ def test_idle_siblings_must_be_left_too() -> None:
 
 
 def test_cpus_of_an_owner_that_leaves_are_not_shared_before_it_has_left() -> None:
-    """A container created while an owner moves away does not start on the CPUs that the owner still uses."""
+    """While an owner moves away, a container that is created does not start on the CPUs that the owner still uses."""
     table = replace(settled(one_pod(EXCLUSIVE, cores=4)), busy=cpus("2,6"))
     assert table.start(STRANGER, claims=False) == Start(cpus("0,3-4,7"))
 
 
 def test_shared_set_is_never_empty() -> None:
-    """If all shared CPUs are still busy a container starts on them all the same: no cpuset means every CPU."""
+    """If all shared CPUs are busy a container starts on them nevertheless, because an empty cpuset means every CPU."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.start(STRANGER, claims=False, busy=cpus("0-7")) == Start(cpus("0,2-4,6-7"))
 
 
 @pytest.mark.parametrize("asked", ["", "0-7", "3"], ids=["a resize", "an older set", "somebody else"])
 def test_running_containers_stay_where_the_table_says(asked: str) -> None:
-    """An update puts an owner on its CPUs and others into the shared set, less CPUs that are still busy."""
+    """An update keeps an owner on its CPUs and others in the shared set, without CPUs that are still in use."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.corrected(A, "a-c0", asked) == cpus("1,5")
     assert table.corrected(STRANGER, "stranger-c0", asked) == cpus("0,2-4,6-7")
@@ -139,14 +139,14 @@ def test_running_containers_stay_where_the_table_says(asked: str) -> None:
 
 
 def test_change_that_asks_for_the_right_cpus_is_not_corrected() -> None:
-    """An update to the right CPUs, as the agent's own, is not corrected."""
+    """An update that sets the right CPUs, such as the agent's own, is not corrected."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.corrected(A, "a-c0", "1,5") == EMPTY
     assert table.corrected(A, "a-c0", "1,5", busy=cpus("1")) == EMPTY
 
 
 def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
-    """A resize of an owner leaves its CPUs, even while an unmovable container is on them."""
+    """A restarting owner starts without CPUs on which an unmovable container runs; a running owner keeps them."""
     node = one_pod(EXCLUSIVE, cores=4)
     node.add("b", [Wish()])
     owner, other = node.start(*A), node.start("b", "c0")
@@ -159,21 +159,21 @@ def test_owner_keeps_cpus_onto_which_another_was_put() -> None:
 
 
 def test_containers_that_others_write_are_left_alone() -> None:
-    """Containers in a conflict with another writer are not corrected; new ones start right."""
+    """In a conflict with another writer a container's updates are not corrected, and new containers still get their CPUs."""
     table = replace(settled(one_pod(EXCLUSIVE, cores=4)), left_alone=frozenset({A}))
     assert table.corrected(A, "a-c0", "") == EMPTY
     assert table.start(A, claims=True) == Start(cpus("1,5"), cpus("1,5"))
 
 
 def test_container_that_an_older_table_started_is_in_the_way_of_owners() -> None:
-    """CPUs of a container's creation that belong to another owner by now are its trespass."""
+    """If a container was created on CPUs that have another owner now, the owner waits until it has left."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     assert table.trespass(STRANGER, cpus("0-7")) == cpus("1,5")
     assert table.trespass(A, cpus("0-7")) == EMPTY
 
 
 class LookedUp(dict[str, tuple[Assignment, ...]]):
-    """Pods that can be looked up and not iterated."""
+    """Pods by uid, without iteration."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("all pods were walked")
@@ -183,7 +183,7 @@ class LookedUp(dict[str, tuple[Assignment, ...]]):
 
 @pytest.mark.parametrize("owner", [A, STRANGER])
 def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
-    """An answer looks up one pod, so that its cost does not grow with the node."""
+    """The answer about a container looks up one pod, so that its cost does not grow with the node."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     ledger = replace(table.ledger, pods=LookedUp(table.ledger.pods))
     table = replace(table, ledger=ledger)
@@ -194,7 +194,7 @@ def test_answers_cost_the_same_on_any_node(owner: Owner) -> None:
 
 
 def test_container_that_may_use_the_shared_set_starts_with_both() -> None:
-    """Its cpuset has what others have left of the shared set, and its first process is put on its own CPUs."""
+    """A container with shared CPUs starts in both sets, without CPUs in use, and its first process on its own CPUs."""
     node = one_pod(replace(EXCLUSIVE, shared="true"), cores=4)
     table = settled(node)
     assert table.start(A, claims=True) == Start(cpus("0-7"), cpus("1,5"))
@@ -204,7 +204,7 @@ def test_container_that_may_use_the_shared_set_starts_with_both() -> None:
 
 
 def test_environment_is_that_of_cmk() -> None:
-    """CPUs one by one, the mask in upper-case hex; CMK's infra pool is the shared set, and its shared pool too."""
+    """The environment has single CPUs and an upper-case hexadecimal mask; both of CMK's pools are the shared set."""
     table = settled(one_pod(EXCLUSIVE, cores=4))
     shared = "0,2,3,4,6,7"
     assert table.environment(Start(cpus("1,5"), cpus("1,5"))) == {
@@ -215,8 +215,16 @@ def test_environment_is_that_of_cmk() -> None:
     }
 
 
+def test_lists_of_pools_are_made_once() -> None:
+    """The next owner gets the same pool texts, because computing them is most of an answer's cost on a large machine."""
+    table = settled(one_pod(EXCLUSIVE, cores=4))
+    first, second = (table.environment(Start(own, own)) for own in (cpus("1,5"), cpus("2,6")))
+    for name in ("CMK_CPUS_SHARED", "CMK_CPUS_INFRA"):
+        assert first[name] is second[name]
+
+
 def test_environment_names_the_pool_that_is_set_aside() -> None:
-    """Where cores are set aside for CMK's shared pool, they are that pool."""
+    """If CMK's shared pool has cores, CMK_CPUS_SHARED lists these."""
     node = one_pod(Wish(cores=1), cores=4, pools=StaticPools(exclusive_cores=2, shared_cores=1))
     table = settled(node)
     said = table.environment(Start(cpus("1,5"), cpus("1,5")))
@@ -234,7 +242,7 @@ def test_environment_names_the_pool_that_is_set_aside() -> None:
 def test_environment_with_strict_threads_names_no_cpus_out_of_reach(
     shared_cpus: str | None, pools: StaticPools | None, shared: str, infra: str
 ) -> None:
-    """Of the pools it lists what the container's cpuset has, and nothing where that is nothing."""
+    """With strictThreads the environment lists only those CPUs of pools that are in the container's cpuset."""
     node = one_pod(replace(EXCLUSIVE, shared=shared_cpus), cores=4, pools=pools, strict_threads=True)
     table = settled(node)
     start = table.start(A, claims=True)
@@ -245,5 +253,5 @@ def test_environment_with_strict_threads_names_no_cpus_out_of_reach(
 
 
 def test_environment_promises_nothing_to_those_who_hold_nothing() -> None:
-    """A container of the shared set has no CPUs in its environment, because they change while it runs."""
+    """A container in the shared set has no CPUs in its environment, because they would change while it runs."""
     assert settled(world(4)).environment(Start(cpus("0-7"))) == {}

@@ -118,7 +118,7 @@ def test_two_pod_wide_policies_that_differ_are_warned_about() -> None:
 def test_a_word_that_is_none_is_refused_with_the_words_that_are(
     annotations: dict[str, str], field: str, expected: str
 ) -> None:
-    """An unknown value, scope or container is refused, naming the annotation and what is possible."""
+    """An unknown value, scope or container is refused with its annotation and the possible values."""
     (cause,) = read_pod(pod(container("main", "2"), annotations=annotations)).causes
     assert cause.field == f"metadata.annotations[{field}]"
     assert expected in cause.message
@@ -150,14 +150,14 @@ def test_a_named_container_without_limits_is_refused_with_an_example() -> None:
 
 @pytest.mark.parametrize("key", [CPU_MANAGER, SMT])
 def test_a_pod_without_any_eligible_container_is_refused(key: str) -> None:
-    """A policy that asks for own CPUs and that no container can follow is refused at admission, not on the node."""
+    """A pod-wide policy without an eligible container is refused at admission with each container's amounts."""
     value = "exclusive" if key == CPU_MANAGER else "isolate"
     document = pod(container("main", "2", "1"), container("log"), annotations={key: value})
     pod_claims = read_pod(document)
     (cause,) = pod_claims.causes
     assert cause.field == f"metadata.annotations[{key}]"
     assert "main has limit 2, request 1" in cause.message
-    assert cause.field not in fields(pod_claims.warnings)  # the refusal says enough
+    assert cause.field not in fields(pod_claims.warnings)  # the refusal already reports this
 
 
 def test_none_is_always_accepted() -> None:
@@ -255,12 +255,12 @@ def test_require_for_a_container_without_devices_is_a_warning(
 
 
 def test_require_in_a_pod_without_devices_is_a_warning() -> None:
-    """The word of the pod and that of its init container; a word for a container without a claim has one warning."""
+    """`require` of the pod and of its init container is a warning each without devices, also without a claim."""
     words = {CPU_MANAGER: "exclusive", DEVICES: "require", DEVICES_OF + "load": "require"}
     main, init = container("main", "2"), [container("load", "1")]
     found = read_pod(pod(main, init=init, annotations=words)).warnings
     assert fields(found) == [f"metadata.annotations[{key}]" for key in (DEVICES_OF + "load", DEVICES)]
-    assert all(cause.message.startswith("require has no effect: no container for which") for cause in found)
+    assert all(cause.message.startswith("require has no effect: no container to which") for cause in found)
     words[CPU_MANAGER] = "none"
     assert len(read_pod(pod(main, init=init, annotations=words)).warnings) == 2
 
@@ -440,7 +440,7 @@ def test_a_pod_without_claims_may_have_many_containers() -> None:
 
 
 def test_claims_are_found_by_container() -> None:
-    """What was read of a pod answers for one container."""
+    """The parsed claims of a pod are found by the name of a container."""
     pod_claims = read_pod(pod(container("main", "2"), annotations={CPU_MANAGER: "exclusive"}))
     assert pod_claims.claim_of("main") == exclusive(2)
     assert pod_claims.claim_of("other") is None
@@ -486,7 +486,7 @@ pods = st.fixed_dictionaries(
 
 @given(pods)
 def test_reading_never_fails_and_says_where(document: Any) -> None:
-    """Whatever is absent, null or nonsense: claims are sound, and every cause has a field and a message."""
+    """Reading never fails: of any document the claims are valid, and every cause has a field and a message."""
     pod_claims = read_pod(document)
     assert all(claim.count >= 1 for claim in pod_claims.claims)
     assert all(cause.field and cause.message for cause in (*pod_claims.causes, *pod_claims.warnings))

@@ -30,7 +30,7 @@ WORDS = "away, or devices and globs of interrupt names, such as eth1-rx-*, eth1-
     },
 )
 def test_a_value_is_a_list_of_names(text: str, names: tuple[str, ...]) -> None:
-    """Words and globs stand in any order; `away` names nothing."""
+    """The value is a list of words and globs in any order; `away` adds no name."""
     assert irq_flaw(text) == ""
     assert IrqPolicy(text).names == names
 
@@ -57,7 +57,7 @@ def test_a_value_is_a_list_of_names(text: str, names: tuple[str, ...]) -> None:
     },
 )
 def test_another_value_is_refused_with_the_remedy(text: str, flaw: str) -> None:
-    """The message has what was found, what is expected, and what to write."""
+    """Another value is refused with the found value, the expected ones and an example."""
     assert irq_flaw(text) == flaw
     with pytest.raises(ValueError, match=r"^$"):
         IrqPolicy(text)
@@ -103,13 +103,13 @@ def test_narrower_annotations_win_and_a_pool_has_those_of_all_its_users() -> Non
     },
 )
 def test_a_policy_without_quiet_has_no_effect(words: dict[str, str], has_effect: bool) -> None:
-    """It says which interrupts stay where all others are kept off."""
+    """An IRQ policy without `noise-policy: quiet`, or CRI-O's equivalent, has no effect, and a warning says so."""
     asked = read_pod(pod(container("main", limits="2"), annotations={**words, POD: "devices"}))
     (claim,) = asked.claims
     assert claim.irq == ("devices",)
     assert read_pod(pod(container("main", limits="2"), annotations=words)).claims[0].irq == ()
     messages = [it.message for it in asked.warnings]
-    needs = "it acts only with noise-policy: quiet, or CRI-O's annotation of that meaning"
+    needs = "it has an effect only with noise-policy: quiet, or CRI-O's annotation of that meaning"
     assert messages == ([] if has_effect else [f"devices has no effect: {needs}"])
 
 

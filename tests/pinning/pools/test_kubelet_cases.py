@@ -2,12 +2,12 @@
 
 Facts of Kubernetes 1.37.1: TestStaticPolicyAllocatePod and TestValidatePodScopeResources of
 `pkg/kubelet/cm/cpumanager/policy_static_test.go`, TestTopologyHintsPodLevelResources of `topology_hints_test.go`, and the
-cases labelled `pod-scope` of `test/e2e_node/cpu_manager_test.go`. Not here:
+cases labelled `pod-scope` of `test/e2e_node/cpu_manager_test.go`. All 38 are here but what they say beside counts of CPUs:
 
-- pods whose request is below their limit ("non-guaranteed"): no budget (`tests/pinning/pods/test_budget.py`);
-- `full-pcpus-only` with an odd count, which corepin serves with an idle sibling;
-- hints themselves, because corepin places on NUMA nodes by its own policies (`tests/pinning/allocation/`);
-- quotas (`tests/pinning/planning/test_quota.py`), and cases of metrics, logs and lifecycle operations.
+- hints, because corepin places on NUMA nodes by its own policies (`tests/pinning/allocation/`);
+- the quotas of two pods (`tests/pinning/planning/test_quota.py`), of which one has the counts of "e2e: a slice of the whole
+  budget"; the other, with a limit and a request of 0, has those of "e2e: a pool alone";
+- metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pinning.machine.cpuset import union
+from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.observed import Owner
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs
 from tests.pinning.world import reasons, world
@@ -42,6 +42,7 @@ def row(name: str, *args: object) -> object:
 
 ROWS = [
     row("a slice, and a pool without users", 2, {"c": (1, 1)}),
+    row("container scope: a slice, and a pool without users", 2, {"c": (1, 1)}),
     row("a pool alone", 1, {"c": (None, 1)}),
     row("two slices and a pool", 3, {"a": (1, 1), "b": (1, 1), "c": (None, 1)}),
     row("init slices", 2, {"a": (1, 1), "b": (1, 1)}, {"i": (1, 1), "j": (1, 1)}),
@@ -61,6 +62,8 @@ ROWS = [
     ),
     row("no CPU left for a container", 2, {"a": (1, 1), "b": (1, 1), "c": (None, None)}),
     row("whole cores", 4, {"a": (2, 2), "b": (2, 2)}, {}, frozenset(), REQUIRE),
+    # The kubelet rejects the pod with an SMTAlignmentError, and corepin leaves the sibling idle.
+    row("an odd count of whole cores", 3, {"a": (3, 3)}, {}, frozenset(), REQUIRE),
     row("half a slice", 4, {"a": (2, 2), "b": (None, 2)}),
     row("slices alone", 4, {"a": (2, 2), "b": (2, 2)}),
     row("two containers of the pool", 4, {"a": (None, 4), "b": (None, 4)}),
@@ -87,6 +90,9 @@ ROWS = [
     row("hints: a fraction", 3, {"a": ("1500m", 3)}),
     row("hints: a slice", 3, {"a": (2, 2)}),
     row("e2e: a slice of the whole budget", 1, {"a": (1, 1)}),
+    row("e2e: a pool alone", 1, {"a": (None, 1)}),
+    row("e2e: two slices and a pool", 3, {"a": (1, 1), "b": (1, 1), "c": (None, 1)}),
+    row("e2e: no CPU left for a container", 2, {"a": (1, 1), "b": (1, 1), "c": (None, None)}),
     row("e2e: slices and an init slice", 2, {"a": (1, 1), "b": (None, 1)}, {"i": (1, 1)}),
     row("e2e: many containers of the pool", 4, {f"c{at}": (None, 4) for at in range(10)}),
 ]
@@ -111,6 +117,26 @@ def test_containers_have_as_many_cpus_as_under_the_kubelet(given: Row) -> None:
     assert bool(pool(node)) == (
         not reported and sum(len(held.cpus) for held in node.ledger if held.is_lasting_slice) < given.budget
     )
+
+
+@pytest.mark.parametrize(
+    ("cpu", "own"),
+    [
+        pytest.param(1, 1, id="two cases: a whole CPU, which the kubelet does not serve"),
+        pytest.param(None, 0, id="e2e: no amount"),
+        pytest.param("1500m", 0, id="hints: a fraction"),
+    ],
+)
+def test_a_pod_that_requests_less_than_its_limit_has_no_pool(cpu: str | int | None, own: int) -> None:
+    """A non-guaranteed pod has no pool: its containers are read as without its amounts, and refused if none has whole CPUs."""
+    node = world()
+    document = budgeted("a", 2, {"m": cpu})
+    document["spec"]["resources"]["requests"]["cpu"] = "1"
+    put(node, document)
+    planned = node.plan()
+    part = planned.run_sets.part(Owner("a", "m"))
+    assert (pool(node), len(node.ledger.held), part is not None) == (EMPTY, own, bool(own))
+    assert reasons(planned) == ({} if own else {"test/pod-a": "Invalid"})
 
 
 def test_the_next_pod_gets_the_cpus_of_one_that_ended() -> None:

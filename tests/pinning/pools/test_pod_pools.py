@@ -14,23 +14,10 @@ from pinning.planning.invariants import problems
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.observed import Owner, SeenPod
 from pinning.planning.requests import overcommit
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, taken
-from tests.pinning.world import Wish, World, reasons, world
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, started, taken
+from tests.pinning.world import Wish, reasons, world
 
 CONTAINER = "cpu-manager.corepin.io/container."
-
-
-def cpus(text: str) -> CPUSet:
-    """Parse a CPU list."""
-    return CPUSet.parse(text)
-
-
-def started(document: dict[str, Any], *names: str, node: World | None = None) -> World:
-    """Return a node on which a pod runs with these containers."""
-    node = node or world()
-    put(node, document, *names)
-    node.run_all()
-    return node
 
 
 def test_the_rest_of_a_budget_is_the_pool_of_the_other_containers() -> None:
@@ -38,7 +25,7 @@ def test_the_rest_of_a_budget_is_the_pool_of_the_other_containers() -> None:
     node = started(budgeted("a", 4, {"main": 2, "log": None, "web": "500m"}), "main", "log", "web")
     assert (node.holds("a", "main"), str(pool(node))) == ("1,9", "2,10")
     assert runs(node, "log") == runs(node, "web") == pool(node)
-    assert node.sets.shared(node.ledger).isdisjoint(cpus("1-2,9-10"))
+    assert node.sets.shared(node.ledger).isdisjoint(CPUSet.parse("1-2,9-10"))
 
 
 def test_a_pod_without_slices_runs_in_its_pool() -> None:
@@ -60,7 +47,7 @@ def test_two_pods_have_two_pools() -> None:
 
 
 def test_parts_are_cut_from_one_claim() -> None:
-    """On one NUMA node there is room for all parts of a pod, or the pod gets none of them."""
+    """All parts of a pod with `single` are placed on one NUMA node together."""
     node = started(
         budgeted(
             "a",
@@ -89,7 +76,7 @@ def test_a_budget_that_does_not_fit_is_refused_as_a_whole() -> None:
 
 def test_the_last_cpu_of_the_shared_set_is_not_taken() -> None:
     """A pod whose parts would take every shared CPU gets none."""
-    strict = world(reserved=cpus("0"), strict_reserved=True)
+    strict = world(reserved=CPUSet.parse("0"), strict_reserved=True)
     started(budgeted("a", 14, {"m": 2, "p": None}), "m", "p", node=strict)
     assert set(reasons(strict.plan()).values()) == {"SharedSetWouldBeEmpty"}
     assert not strict.ledger.held
@@ -97,7 +84,7 @@ def test_the_last_cpu_of_the_shared_set_is_not_taken() -> None:
 
 def test_a_budget_may_take_all_cpus_but_those_of_share() -> None:
     """CPUs of another pod's `share` container are in the shared set, which is not empty then."""
-    strict = world(4, reserved=cpus("0"), strict_reserved=True)
+    strict = world(4, reserved=CPUSet.parse("0"), strict_reserved=True)
     shares = budgeted("b", None, {"s": 1}, annotations={f"{CONTAINER}s": "share"}, created=1)
     started(shares, "s", node=strict)
     started(budgeted("a", 5, {"m": 2, "p": None}, created=2), "m", "p", node=strict)
@@ -130,11 +117,11 @@ def test_a_container_may_own_whole_cores_in_a_pod_that_does_not(smt: str, slice_
     annotations = {**EXCLUSIVE, "smt-policy.corepin.io/container.m": smt}
     node = started(budgeted("a", 3, {"m": 1, "p": None}, annotations=annotations), "m", "p")
     assert node.holds("a", "m") == slice_cpus
-    assert pool(node) == cpus("2,10")
+    assert pool(node) == CPUSet.parse("2,10")
 
 
 def test_containers_with_none_run_in_the_pool() -> None:
-    """`none` means no slice; the container stays on the CPUs of its pod."""
+    """A container with the policy `none` has no slice, and runs in the pool of its pod."""
     annotations = {**EXCLUSIVE, f"{CONTAINER}n": "none"}
     node = started(budgeted("a", 4, {"m": 2, "n": 1}, annotations=annotations), "m", "n")
     assert node.holds("a", "n") == ""
@@ -180,7 +167,7 @@ def test_a_slice_grows_out_of_its_own_pool() -> None:
 
 
 def test_the_status_of_the_pod_is_the_truth_during_a_resize() -> None:
-    """The pool follows what the kubelet has allocated to the pod."""
+    """During a resize the pool has the CPUs that the pod's status says are allocated."""
     document = budgeted("a", 6, {"p": None})
     document["status"] = {"allocatedResources": {"cpu": "2"}}
     node = started(document, "p")
@@ -191,7 +178,7 @@ def test_the_status_of_the_pod_is_the_truth_during_a_resize() -> None:
 
 
 def test_a_pool_grows_by_the_nearest_cpus_or_says_why_not() -> None:
-    """A pool keeps what it has; without free CPUs it keeps fewer than the budget says."""
+    """A pool keeps its CPUs and grows by the nearest ones; without free ones it is reported as too small."""
     node = started(budgeted("a", 3, {"p": None}), "p")
     before = pool(node)
     started(budgeted("b", 9, {"p": None}, created=1), "p", node=node)
@@ -205,7 +192,7 @@ def test_a_pool_grows_by_the_nearest_cpus_or_says_why_not() -> None:
 
 
 def test_a_slice_is_never_larger_than_the_budget_leaves() -> None:
-    """While container and pod are resized one after the other, the slice waits and says so."""
+    """A slice never exceeds the budget: if the container is resized before the pod, it waits with a refusal."""
     node = started(budgeted("a", 4, {"m": 2, "n": 2}), "m", "n")
     put(node, budgeted("a", 4, {"m": 3, "n": 2}))
     assert reasons(node.run_all()) == {"test/pod-a/m": "KeepsFewerCPUs"}
@@ -219,7 +206,7 @@ def test_a_slice_is_never_larger_than_the_budget_leaves() -> None:
 
 
 def test_an_empty_pool_is_reported_and_its_containers_run_in_the_shared_set() -> None:
-    """Slices that are all of the budget leave no CPU for a sidecar: it runs as today, and an event says so."""
+    """If slices use up the budget a sidecar runs in the shared set, and an event reports the empty pool."""
     node = started(budgeted("a", 2, {"m": 2, "log": "500m"}), "m", "log")
     planned = node.plan()
     assert reasons(planned) == {"test/pod-a": "PodPoolEmpty"}
@@ -233,7 +220,7 @@ def test_an_empty_pool_is_reported_and_its_containers_run_in_the_shared_set() ->
 
 
 def test_no_empty_pool_is_reported_beside_resource_claims() -> None:
-    """A ResourceClaim may give CPUs to the other container."""
+    """An empty pool is not reported if the pod has ResourceClaims, because these may give CPUs to its containers."""
     node = started(budgeted("a", 2, {"m": 2, "log": None}, resourceClaims=[{"name": "c"}]), "m", "log")
     assert not node.plan().refusals
 
@@ -247,7 +234,7 @@ def test_a_pool_counts_nothing_against_the_shared_set() -> None:
 
 
 def test_an_empty_pool_follows_the_policies_of_the_pod() -> None:
-    """An edit of the SMT policy moves the slices; the empty pool has nothing to move."""
+    """An edited SMT policy applies to the slices and to an empty pool, and causes no refusal."""
     node = started(budgeted("a", 2, {"m": 2}), "m")
     annotations = {**EXCLUSIVE, "smt-policy.corepin.io/pod": "require"}
     put(node, budgeted("a", 2, {"m": 2}, annotations=annotations))
@@ -259,7 +246,7 @@ def test_an_empty_pool_follows_the_policies_of_the_pod() -> None:
 
 
 def test_an_ordinary_init_container_uses_the_cpus_of_its_pod() -> None:
-    """Without a slice it runs on all but the slices of sidecars that run already."""
+    """An ordinary init container without a slice runs on its pod's CPUs, except the slices of running sidecars."""
     inits = {"proxy": (1, SIDECAR), "init": (None, "")}
     node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "proxy", "init")
     own = node.ledger.of(Owner("a", "proxy"))
@@ -274,7 +261,7 @@ def test_an_ordinary_init_container_uses_the_cpus_of_its_pod() -> None:
 
 
 def test_an_init_container_with_a_slice_reuses_later_slices_first() -> None:
-    """It takes CPUs of later slices, then of the pool, and no further ones."""
+    """An init container with a slice takes CPUs of later slices, then of the pool, and no others."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}, {"init": (3, "")}), "init")
     own, main = node.ledger.of(Owner("a", "init")), node.ledger.of(Owner("a", "m"))
     assert own
@@ -299,7 +286,7 @@ def test_a_sidecar_in_the_pool_keeps_off_an_init_container_until_that_has_ended(
 
 
 def test_a_sidecar_leaves_a_pool_that_an_init_container_takes() -> None:
-    """A sidecar leaves pool CPUs of an init container for later slices, or else for the rest of the pool."""
+    """A sidecar leaves pool CPUs that an init container takes, for later slices or the rest of the pool."""
     node = started(budgeted("a", 2, {"p": None}, {"log": (None, SIDECAR), "init": (2, "")}), "log", "init")
     assert runs(node, "log") == pool(node)
     strange = world()
@@ -319,7 +306,7 @@ def test_debug_containers_run_in_the_shared_set() -> None:
 
 
 def test_cpus_stay_assigned_until_the_pod_is_gone() -> None:
-    """Containers end and start again on their pool; the API server may be out of reach."""
+    """A pod's CPUs stay assigned while its containers restart, also while the API server is unreachable."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
     before = node.ledger
     for seen in node.live():
@@ -341,7 +328,7 @@ def test_cpus_stay_assigned_until_the_pod_is_gone() -> None:
 def test_a_pool_follows_hotplug() -> None:
     """Offline CPUs are replaced near the lost ones; a pool without any CPU is made again."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
-    node.set_online(node.topology.online - cpus("10"))
+    node.set_online(node.topology.online - CPUSet.parse("10"))
     node.run_all()
     assert taken(node) == 4
     node.set_online(node.topology.online - pool(node))
@@ -350,7 +337,7 @@ def test_a_pool_follows_hotplug() -> None:
 
 
 def test_the_shared_set_gets_a_cpu_of_a_pool_if_nothing_else_is_left() -> None:
-    """A machine that loses its other CPUs takes a pool apart before a claim that must fit."""
+    """If a pool's CPUs are the only online ones, the pool is dissolved, and the shared set is not empty."""
     node = started(budgeted("a", 4, {"p": None}), "p")
     node.set_online(pool(node))
     assert reasons(node.run_all())
@@ -408,7 +395,7 @@ def test_a_container_of_the_pool_with_a_limit_becomes_a_slice() -> None:
 
 
 def test_a_container_that_stays_in_the_pool_keeps_the_policies_of_its_interrupts() -> None:
-    """The pool is claimed as before the resize, alone or with others, and counted as what it is."""
+    """A container that stays in the pool at a resize changes neither the pool's claim nor its interrupt policies."""
     words = {
         **EXCLUSIVE,
         "irq-policy.corepin.io/container.log": "devices",
@@ -424,7 +411,7 @@ def test_a_container_that_stays_in_the_pool_keeps_the_policies_of_its_interrupts
 
 
 def test_the_checkpoint_keeps_pools_beside_assignments() -> None:
-    """An earlier agent reads the assignments alone; its checkpoint gives the slices back unchanged."""
+    """An earlier agent can read the checkpoint without its pools, and the slices are unchanged after that."""
     node = started(budgeted("a", 5, {"m": 2, "n": 1, "p": None}, {"i": (None, "")}), "m", "n", "p")
     saved = ledger_to_dict(node.ledger)
     assert ledger_from_dict(saved) == node.ledger
@@ -439,7 +426,7 @@ def test_the_checkpoint_keeps_pools_beside_assignments() -> None:
 
 
 def test_a_node_without_pools_has_no_new_member_in_its_checkpoint() -> None:
-    """What is saved is as before."""
+    """On a node without pools the checkpoint has the same members as before pools existed."""
     node = world()
     node.add("a", [Wish("2", policy="exclusive")])
     node.run_all()
@@ -459,7 +446,7 @@ def test_a_damaged_pool_is_a_damaged_checkpoint(broken: dict[str, Any]) -> None:
 
 
 def test_a_ledger_beyond_a_budget_is_reported() -> None:
-    """The invariant names both numbers."""
+    """A ledger whose slices and pool exceed a budget is reported with both numbers."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
     held = node.ledger.pools["a"]
     purpose = held.claim.pool
@@ -470,7 +457,7 @@ def test_a_ledger_beyond_a_budget_is_reported() -> None:
 
 
 def test_a_pool_is_released_alone() -> None:
-    """Its pod's slices stay; a pool that is not there cannot be released."""
+    """A pool can be released without its pod's slices, and only once."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
     left = node.ledger.release(Owner("a", ""))
     assert (left.uids, len(left.exclusive)) == (frozenset({"a"}), 2)
@@ -480,7 +467,7 @@ def test_a_pool_is_released_alone() -> None:
 
 
 def test_all_claims_are_those_of_the_slices_and_of_the_pool() -> None:
-    """The pool comes last; a pod without a budget has the claims of its containers alone."""
+    """A pod's claims are those of its slices and then its pool, or of its containers alone without a budget."""
     pod = SeenPod.of(budgeted("a", 4, {"main": 2, "log": None}, annotations=EXCLUSIVE))  # type: ignore[arg-type]
     assert pod.budget
     assert pod.all_claims == (*pod.claims, pod.budget.rest)
@@ -489,7 +476,7 @@ def test_all_claims_are_those_of_the_slices_and_of_the_pool() -> None:
 
 
 def test_claims_are_served_in_turn_with_their_owners() -> None:
-    """Ordinary init containers with slices come after the pool; a changed pod has others, and being read makes it no other pod."""
+    """Claims of a pod are served in the order slices, pool, init slices, and the order is not part of its equality."""
     document = budgeted("a", 4, {"main": 2, "log": None}, {"init": (1, "")}, annotations=EXCLUSIVE)
     pod = SeenPod.of(document)  # type: ignore[arg-type]
     turns = [(claim.count, owner, beyond) for claim, owner, beyond in pod.in_turn]

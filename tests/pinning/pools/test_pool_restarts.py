@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.start_table import Start, start_table
-from tests.pinning.budgets import SIDECAR, budgeted, pool, put, runs
+from tests.pinning.budgets import SIDECAR, budgeted, pool, put, runs, started
 from tests.pinning.world import World, world
-
-
-def started(document: dict[str, Any], *names: str) -> World:
-    """Return a node on which a pod runs with these containers."""
-    node = world()
-    put(node, document, *names)
-    node.run_all()
-    return node
 
 
 def end(node: World, *names: str) -> None:
@@ -28,7 +19,7 @@ def end(node: World, *names: str) -> None:
 
 
 def test_a_sidecar_keeps_the_pool_while_the_main_container_is_between_two_starts() -> None:
-    """An init container that ended before the main one started takes no CPUs of the pool again."""
+    """A sidecar keeps the whole pool while the main container restarts: the init container does not run again."""
     inits = {"log": (None, SIDECAR), "init": (3, "")}
     node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init")
     end(node, "init")
@@ -77,7 +68,7 @@ def test_a_main_container_starts_again_in_the_whole_pool() -> None:
 
 
 def test_an_unknown_sandbox_ends_no_init_container() -> None:
-    """In doubt a sidecar keeps off the CPUs that an init container may start on."""
+    """If sandboxes are unknown a sidecar keeps off the CPUs of an init container that may run again."""
     inits = {"log": (None, SIDECAR), "init": (3, "")}
     node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init", "m")
     end(node, "init", "m")
@@ -87,7 +78,7 @@ def test_an_unknown_sandbox_ends_no_init_container() -> None:
 
 
 def test_an_init_container_that_runs_again_has_not_ended() -> None:
-    """It may run again beside later containers that exited in the same sandbox."""
+    """A sidecar leaves the CPUs of an init container that runs again in the same sandbox."""
     inits = {"log": (None, SIDECAR), "init": (3, "")}
     node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init", "m")
     end(node, "init", "m")

@@ -17,7 +17,7 @@ from pinning.planning.plan import Plan, plan
 from pinning.planning.recover import recover
 from pinning.planning.refusal import Reason, Refusal
 from pinning.planning.start_table import Start, StartTable, start_table
-from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs, started
 from tests.pinning.world import World, world
 
 REQUIRE = {"smt-policy.corepin.io/pod": "require"}
@@ -57,7 +57,7 @@ def end(node: World, name: str) -> None:
 
 @pytest.mark.parametrize("word", ["", "none"])
 def test_a_container_that_is_excepted_stays_in_the_pool_after_a_downgrade(word: str) -> None:
-    """An earlier agent knows neither the record of filled in limits nor that a container came without one.
+    """After a downgrade a container of the pool with a filled-in limit stays there only if `none` excepts it.
 
     It makes slices of such containers, unless `none` excepts them before: docs/operator-guide.md, "Downgrade".
     """
@@ -85,7 +85,7 @@ def test_a_container_that_is_excepted_stays_in_the_pool_after_a_downgrade(word: 
 def test_a_container_starts_again_where_an_upgrade_brings_a_pool_that_does_not_fit(
     ended: tuple[str, ...],
 ) -> None:
-    """Under require on a full node it runs in the shared set as before; its slice stays where it is."""
+    """If the pool does not fit after an upgrade, a restarted container runs in the shared set, a slice as before."""
     node = upgraded(budgeted("a", 4, {"m": 2, "l": None}, annotations=REQUIRE), "m", "l")
     for name in ended:
         end(node, name)
@@ -106,7 +106,7 @@ def test_a_new_pod_is_held_back_as_a_whole() -> None:
 
 
 def test_the_gate_holds_back_new_pods_and_is_not_named_for_running_ones() -> None:
-    """The message about a pod whose containers run does not say that they wait."""
+    """The refusal of a running pod does not say that its containers wait in the gate."""
     document = budgeted("a", 4, {"l": None}, annotations=REQUIRE)
     document["spec"]["initContainers"] = [{"name": GATE_CONTAINER}]
     node = upgraded(document)
@@ -121,18 +121,10 @@ def lost(node: World, reported: dict[Owner, CPUSet] | None = None) -> Ledger:
     return recover(node.observe(), node.config, reported or {})
 
 
-def running(document: dict[str, Any], *names: str, node: World | None = None) -> World:
-    """Return a node on which a pod runs."""
-    node = node or world()
-    put(node, document, *names)
-    node.run_all()
-    return node
-
-
 @pytest.mark.parametrize("annotations", [EXCLUSIVE, REQUIRE, {"smt-policy.corepin.io/pod": "isolate"}])
 def test_a_lost_checkpoint_loses_no_pool(annotations: dict[str, str]) -> None:
     """Slices and pool are recovered from where the containers run, with idle siblings."""
-    node = running(budgeted("a", 4, {"m": 2, "l": None, "p": None}, annotations=annotations), "m", "l", "p")
+    node = started(budgeted("a", 4, {"m": 2, "l": None, "p": None}, annotations=annotations), "m", "l", "p")
     node.start("x", "c")
     node.run_all()
     assert lost(node) == node.ledger
@@ -140,7 +132,7 @@ def test_a_lost_checkpoint_loses_no_pool(annotations: dict[str, str]) -> None:
 
 def test_a_waiting_pod_does_not_get_the_pool_of_a_running_one() -> None:
     """An older pod that waits for CPUs gets none of a pool after a lost checkpoint."""
-    node = running(budgeted("a", 2, {"l": None}, created=1), "l", node=world(4))
+    node = started(budgeted("a", 2, {"l": None}, created=1), "l", node=world(4))
     put(node, budgeted("w", None, {"m": 6}))
     node.run_all()
     before = pool(node)
@@ -150,8 +142,8 @@ def test_a_waiting_pod_does_not_get_the_pool_of_a_running_one() -> None:
 
 
 def test_a_pool_is_recovered_where_its_containers_agree() -> None:
-    """A container that started without an agent runs everywhere; the pool is what the others run on."""
-    node = running(budgeted("a", 4, {"m": 2, "l": None, "p": None}), "m", "l")
+    """A pool is recovered from the containers that share one set; one that runs on all CPUs is ignored."""
+    node = started(budgeted("a", 4, {"m": 2, "l": None, "p": None}), "m", "l")
     node.start("a", "p")
     assert lost(node) == node.ledger
     end(node, "l")
@@ -166,8 +158,8 @@ def test_a_pool_is_recovered_where_its_containers_agree() -> None:
 def test_a_pool_whose_containers_all_ended_is_recovered_as_it_was_reported(
     annotations: dict[str, str],
 ) -> None:
-    """They may be between two starts; the report counts only where no other pod runs and it fits the budget."""
-    node = running(budgeted("a", 4, {"m": 2, "l": None}, annotations=annotations), "m", "l")
+    """A pool without running containers is recovered as reported, if no other pod runs there and it fits the budget."""
+    node = started(budgeted("a", 4, {"m": 2, "l": None}, annotations=annotations), "m", "l")
     node.start("x", "c")
     node.run_all()
     end(node, "l")
@@ -176,19 +168,19 @@ def test_a_pool_whose_containers_all_ended_is_recovered_as_it_was_reported(
     assert not lost(node).pools
     for wrong in ("3", "0,8", "3,20", "1,9", "3,11"):
         assert not lost(node, {Owner("a", ""): CPUSet.parse(wrong)}).pools, wrong
-    running(budgeted("b", 2, {"l": None}, created=1), "l", node=node)
+    started(budgeted("b", 2, {"l": None}, created=1), "l", node=node)
     assert not lost(node, {Owner("a", ""): pool(node, "b")}).pools.get("a")
 
 
 def test_an_empty_pool_is_not_recovered() -> None:
-    """It holds no CPUs; the plan makes it anew."""
-    node = running(budgeted("a", 2, {"m": 2, "l": None}), "m", "l")
+    """An empty pool is not recovered, because it holds no CPUs; the plan creates it again."""
+    node = started(budgeted("a", 2, {"m": 2, "l": None}), "m", "l")
     assert [held.owner.container for held in lost(node).of_pod("a")] == ["m"]
 
 
 def test_no_pool_is_recovered_from_the_shared_set() -> None:
-    """Containers of a refused pool run beside those of other pods."""
-    node = running(budgeted("a", 15, {"m": 2, "l": None}), "m", "l")
+    """No pool is recovered for a refused pod, whose containers run in the shared set."""
+    node = started(budgeted("a", 15, {"m": 2, "l": None}), "m", "l")
     node.start("x", "c")
     assert not node.ledger.pools
     node.run_all()
@@ -196,8 +188,8 @@ def test_no_pool_is_recovered_from_the_shared_set() -> None:
 
 
 def test_no_pool_is_recovered_beyond_the_budget() -> None:
-    """A slice that runs on more CPUs than it asks for leaves fewer for the pool, which the plan gives anew."""
-    node = running(budgeted("a", 4, {"m": 2, "l": None}), "m", "l")
+    """A pool is not recovered if it and a slice on too many CPUs exceed the budget; the plan assigns it again."""
+    node = started(budgeted("a", 4, {"m": 2, "l": None}), "m", "l")
     node.start("x", "c")
     node.run_all()
     for key, seen in node.containers.items():
@@ -209,8 +201,8 @@ def test_no_pool_is_recovered_beyond_the_budget() -> None:
 
 
 def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
-    """What an agent kept of the time before budgets is not taken for the pool, nor the pool for it."""
-    node = running(budgeted("a", None, {"m": 2, "p": 1, "l": None}), "m", "p", "l")
+    """The slice of a limit that a LimitRange filled in is recovered as a slice, and the pool as the pool."""
+    node = started(budgeted("a", None, {"m": 2, "p": 1, "l": None}), "m", "p", "l")
     put(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED))
     node.run_all()
     assert (len(pool(node)), bool(node.holds("a", "p"))) == (1, True)
@@ -218,7 +210,7 @@ def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
     end(node, "l")
     end(node, "p")
     assert not lost(node).of(Owner("a", "p"))
-    new = running(budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED), "m", "p", "l")
+    new = started(budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED), "m", "p", "l")
     assert lost(new) == new.ledger
     for key, seen in new.containers.items():  # both run on one CPU
         if seen.owner.container in "pl":
@@ -228,8 +220,8 @@ def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_pool_is_recovered_with_containers_that_got_their_first_limit_there(limit: int) -> None:
-    """They run where the rest of the pool runs, also on as many CPUs as their limits say, so they have no slices."""
-    node = running(budgeted("a", 4, {"m": 2, "p": None, "l": None}), "m", "p", "l")
+    """A pool is recovered with containers that got their first limit in it, and these get no slices."""
+    node = started(budgeted("a", 4, {"m": 2, "p": None, "l": None}), "m", "p", "l")
     put(node, budgeted("a", 4, {"m": 2, "p": limit, "l": None}))
     node.run_all()
     assert lost(node) == node.ledger
@@ -239,8 +231,8 @@ def test_a_pool_is_recovered_with_containers_that_got_their_first_limit_there(li
 
 
 def test_all_containers_of_a_recovered_pool_may_have_their_first_limit() -> None:
-    """The pool is the whole budget, and stays it."""
-    node = running(budgeted("a", 4, {"p": None, "l": None}), "p", "l")
+    """A pool is recovered even if all its containers got their first limit in it, and stays the whole budget."""
+    node = started(budgeted("a", 4, {"p": None, "l": None}), "p", "l")
     put(node, budgeted("a", 4, {"p": 1, "l": 1}))
     node.run_all()
     assert lost(node) == node.ledger

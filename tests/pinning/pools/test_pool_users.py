@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,28 +15,15 @@ from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner, State
 from pinning.planning.pod_pools import NO_SHARED_CHARGE, mems_of, shared_charge, shared_users, starting_cpus
 from pinning.planning.start_table import Start, start_table
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, taken
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, started, taken
 from tests.pinning.nodes import SNC
 from tests.pinning.world import World, reasons, world
 
 CONTAINER = "cpu-manager.corepin.io/container."
 
 
-def cpus(text: str) -> CPUSet:
-    """Parse a CPU list."""
-    return CPUSet.parse(text)
-
-
-def started(document: dict[str, Any], *names: str, node: World | None = None) -> World:
-    """Return a node on which a pod runs with these containers."""
-    node = node or world()
-    put(node, document, *names)
-    node.run_all()
-    return node
-
-
 def test_a_new_container_of_the_pool_starts_there() -> None:
-    """It gets the CPUs of the pool that others have left, and no variables of CMK."""
+    """A new container of the pool starts on the pool's CPUs that are not busy, without CMK's variables."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m")
     table = start_table(node.plan(), node.observe())
     start = table.start(Owner("a", "p"), claims=False)
@@ -53,7 +39,7 @@ def test_a_new_container_of_the_pool_starts_there() -> None:
 
 
 def test_containers_of_a_pool_of_whole_cores_do_not_start_elsewhere() -> None:
-    """They are held back while the budget does not fit, and while others still run on the pool."""
+    """Containers of a whole-core pool are held back while the budget does not fit or the pool's CPUs are busy."""
     annotations = {"smt-policy.corepin.io/pod": "require"}
     node = started(budgeted("a", 4, {"p": None}, annotations=annotations))
     table = start_table(node.plan(), node.observe())
@@ -82,7 +68,7 @@ def test_a_kata_machine_runs_on_slices_and_pool_together() -> None:
 
 
 def test_memory_is_bound_for_slices_and_pool() -> None:
-    """`bind` gives both the NUMA node of their CPUs; an empty pool has none and is not refused."""
+    """`bind` binds the memory of slices and pool to their NUMA node; an empty pool is not refused."""
     annotations = {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single", "numa-memory.corepin.io/pod": "bind"}
     topology = replace(SNC, memory=dict.fromkeys(range(4), 2**34))
     node = World(topology)
@@ -109,7 +95,7 @@ def test_a_pod_is_placed_beside_all_its_devices() -> None:
 
 
 def test_claims_outside_of_the_budget_stay_outside() -> None:
-    """CMK's cores are neither a slice nor in the pool."""
+    """Cores of a CMK resource are part of neither slices nor pool, and are held besides the budget."""
     document = budgeted("a", 2, {"m": 1, "k": None})
     document["spec"]["containers"][1]["resources"] = {
         kind: {"cmk.intel.com/exclusive-cores": 1} for kind in ("limits", "requests")
@@ -120,7 +106,7 @@ def test_claims_outside_of_the_budget_stay_outside() -> None:
 
 
 def test_share_is_a_slice_that_others_may_use() -> None:
-    """The budget pays for its CPUs once: they are no part of the pool, and stay in the shared set."""
+    """CPUs of a `share` slice are paid for by the budget, are not in the pool, and stay in the shared set."""
     annotations = {**EXCLUSIVE, f"{CONTAINER}s": "share"}
     node = started(budgeted("a", 5, {"m": 2, "s": 1, "p": None}, annotations=annotations), "m", "s", "p")
     assert (len(pool(node)), taken(node), len(node.ledger.held)) == (2, 5, 5)
@@ -134,7 +120,7 @@ def test_share_is_a_slice_that_others_may_use() -> None:
 
 
 def test_share_and_pool_together_never_exceed_the_budget() -> None:
-    """The check of a ledger counts `share` too."""
+    """The ledger's check of a budget counts `share` slices together with the pool."""
     annotations = {**EXCLUSIVE, f"{CONTAINER}s": "share"}
     node = started(budgeted("a", 3, {"s": 1, "p": None}, annotations=annotations), "s", "p")
     held = node.ledger.pools["a"]
@@ -145,7 +131,7 @@ def test_share_and_pool_together_never_exceed_the_budget() -> None:
 
 
 def test_the_scheduler_counts_the_parts_of_a_budget_together() -> None:
-    """These are the pool and the slices under its policy, for a single NUMA node all slices."""
+    """The scheduler counts the pool with the slices of its policy, and for one NUMA node with all slices."""
     annotations = {
         **EXCLUSIVE,
         "numa-policy.corepin.io/pod": "single",
@@ -194,7 +180,7 @@ def test_whole_cores_of_a_pool_are_refused_unless_the_scheduler_counts_them(
 
 
 def test_init_slices_are_counted_with_no_other() -> None:
-    """They use cores of the budget, so that slices and pool need no more than without them."""
+    """Init slices use cores of the budget, so that they need no further request for cores."""
     node = world(counted_claims=frozenset({SMTPolicy.REQUIRE}), uncounted_claims=UncountedClaims.REFUSE)
     words = {"smt-policy.corepin.io/pod": "require"}
     document = budgeted("a", 4, {"m": 2, "p": None}, {"init": (4, "")}, words)
@@ -212,7 +198,7 @@ def test_init_slices_are_counted_with_no_other() -> None:
 def test_init_slice_that_takes_more_than_all_that_last_is_counted(
     lasting: int, own: int, refused: set[str]
 ) -> None:
-    """It is counted by its own request, or by that of the lasting containers if these request as many."""
+    """An init slice above all lasting ones counts by its own request, or by the lasting containers' if it suffices."""
     node = world(counted_claims=frozenset({SMTPolicy.ISOLATE}), uncounted_claims=UncountedClaims.REFUSE)
     words = {**EXCLUSIVE, "smt-policy.corepin.io/container.init": "isolate"}
     document = budgeted("a", 4, {"m": 2}, {"init": (4, "")}, words)
@@ -225,7 +211,7 @@ def test_init_slice_that_takes_more_than_all_that_last_is_counted(
 
 
 def test_a_refused_pool_names_what_its_pod_requests_and_takes() -> None:
-    """Both numbers are those of slices and pool together."""
+    """The refusal of a pool has the requested and the needed cores of all slices and the pool together."""
     node = counting(SMTPolicy.ISOLATE, {"m": 2, "p": None}, {"m": 2})
     (refusal,) = node.plan().refusals
     assert refusal.message.startswith(
@@ -234,18 +220,18 @@ def test_a_refused_pool_names_what_its_pod_requests_and_takes() -> None:
 
 
 def test_a_pool_without_users_is_counted_on_a_slice() -> None:
-    """Where every container has a slice, one of them requests the cores of the pool besides its own."""
+    """If every container has a slice, one of them must also request the cores of the pool."""
     assert not counting(SMTPolicy.ISOLATE, {"m": 2}, {"m": 4}).plan().refusals
     assert len(counting(SMTPolicy.ISOLATE, {"m": 2}, {"m": 3}).plan().refusals) == 1
 
 
 def test_an_empty_pool_takes_no_cores() -> None:
-    """Nothing of it has to be counted."""
+    """An empty pool needs no request for cores."""
     assert not counting(SMTPolicy.ISOLATE, {"m": 4}, {"m": 4}).plan().refusals
 
 
 def test_edits_between_slice_and_pool_stay_counted() -> None:
-    """A running container gets a slice though the scheduler counts its cores on the one that had the pool's."""
+    """A container keeps being counted when edits turn its slice into a part of the pool and back."""
     node = counting(SMTPolicy.REQUIRE, {"m": 2, "p": None}, {"m": 1, "p": 1})
     document = node.documents["a"]
     for word in ("none", "exclusive"):
@@ -255,7 +241,7 @@ def test_edits_between_slice_and_pool_stay_counted() -> None:
 
 
 def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
-    """It may start at any moment."""
+    """A created container of the pool is moved to the pool's CPUs before it starts."""
     node = world()
     put(node, budgeted("a", 4, {"m": 2, "p": None}))
     node.start("a", "p", State.CREATED)
@@ -264,7 +250,7 @@ def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
 
 
 def test_only_containers_of_an_empty_pool_run_in_the_shared_set() -> None:
-    """Neither those of a pool with CPUs, nor those of a pod without a budget; memory is bound for none of them."""
+    """Only containers of an empty pool count as users of the shared set, and memory is bound for none of them."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
     started(budgeted("b", 2, {"m": 2, "p": None}), "m", "p", node=node)
     assert [list(shared_users(node.ledger, uid)) for uid in ("a", "b", "c")] == [[], ["p"], []]
@@ -281,7 +267,7 @@ def test_containers_of_other_pods_do_not_end_an_init_container() -> None:
 
 
 def test_an_agent_that_only_observes_reports_pools() -> None:
-    """A pod that has a pool alone is not passed over in silence; an empty pool asks for nothing."""
+    """In observe mode a pod with a pool but no slice is reported too, and an empty pool is not."""
     node = world(observe=True)
     started(budgeted("a", 4, {"p": None}), "p", node=node)
     started(budgeted("b", 2, {"m": 2, "p": None}), "m", "p", node=node)
