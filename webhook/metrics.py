@@ -24,7 +24,7 @@ ALERTED: Final = (("failed", "bug"), ("unreadable", "malformed"))
 
 # Gauges with a callback, and their help texts.
 OBSERVED: Final[Mapping[str, str]] = {
-    "corepin_webhook_certificate_not_after_seconds": "When the certificate in service expires, in seconds since 1970.",
+    "corepin_webhook_certificate_not_after_seconds": "When the certificate in use expires, in seconds since 1970.",
     "corepin_webhook_connections": "Open connections of the listener for reviews.",
     "corepin_webhook_ready": "1 while the webhook is ready.",
 }
@@ -40,13 +40,13 @@ class Metrics:
         self.registry.register(self.reviews)
         self.generation = Gauge(
             "corepin_webhook_generation",
-            "How often the files of this kind were taken into service.",
+            "How often files of this kind were loaded and put into use.",
             ("files",),
             registry=self.registry,
         )
         self.refused = Gauge(
             "corepin_webhook_reload_refused",
-            "1 while the files on disk are refused and older ones serve.",
+            "1 while the files on disk are refused and earlier ones stay in use.",
             ("files",),
             registry=self.registry,
         )

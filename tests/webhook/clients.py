@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CA = new_ca()
 OTHER_CA = new_ca()
 JSON = {"content-type": "application/json"}
-REFUSED = "changed files refused, the older ones serve on"
+REFUSED = "changed files refused, the previous ones stay in use"
 TAKEN = "files taken into service"
 
 

@@ -119,7 +119,7 @@ class NodeWatch:
         self._meter.failures.inc()
         self._meter.connected.set(0)
         facts = {"error": str(error)[:300] or type(error).__name__, "retry_seconds": round(wait, 1)}
-        logger.warning("watch of the nodes interrupted, what is known stays", extra={"facts": facts})
+        logger.warning("watch of the nodes interrupted, known topologies are kept", extra={"facts": facts})
         return wait
 
     async def _session(self) -> None:

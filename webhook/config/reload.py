@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Unusable(Exception):
-    """Files that cannot be taken into service; the message names the file and the reason."""
+    """Files that cannot be used; the message names the file and the reason."""
 
 
 class Source(Protocol):
@@ -62,7 +62,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Revision(Generic[T]):
-    """A value in service with its number, counted from 1."""
+    """A value in use with its revision number, counted from 1."""
 
     number: int
     value: T
@@ -94,7 +94,7 @@ class Watched(Generic[T]):
         self._adopt(contents, self._build(contents))
 
     def refresh(self) -> None:
-        """Take changed files into service; if they are invalid keep the old value and log the reason."""
+        """Load changed files and put them into use; if they are invalid keep the old value and log the reason."""
         try:
             contents = self._read()
         except Unusable as error:
@@ -111,7 +111,7 @@ class Watched(Generic[T]):
         contents = tuple(file.read() for file in self._files)
         for file, before, now in zip(self._files, self._serving, contents, strict=False):
             if before is not None and now is None:
-                raise Unusable(f"{file.path} is gone: restore it")
+                raise Unusable(f"{file.path} does not exist any more: restore it")
         return contents
 
     def _replace(self, contents: Contents) -> None:
@@ -142,7 +142,7 @@ class Watched(Generic[T]):
         logger.info("files taken into service", extra={"facts": {"files": self._name, "generation": number}})
 
     def _restore(self, contents: Contents) -> None:
-        """Record that the files on disk are those in service again."""
+        """Record that the files on disk are the ones in use again."""
         self._seen = contents
         number = self.current().number
         self._meter.adopted(number)
@@ -154,7 +154,7 @@ class Watched(Generic[T]):
         self._seen = seen
         self._meter.kept()
         logger.error(
-            "changed files refused, the older ones serve on",
+            "changed files refused, the previous ones stay in use",
             extra={"facts": {"files": self._name, "reason": str(error)}},
             exc_info=None if isinstance(error, Unusable) else error,
         )
@@ -164,7 +164,7 @@ class Refreshable(Protocol):
     """A value that is checked for changes from time to time."""
 
     def refresh(self) -> None:
-        """Check for changes, and take them over."""
+        """Check for changes, and apply them."""
         ...
 
 

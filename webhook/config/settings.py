@@ -100,11 +100,11 @@ class Settings(_Frozen, frozen=True):
     @property
     def threads(self) -> int | None:
         """The threads per core common to all node shapes; None if they differ or none is known."""
-        shapes = self.node_shapes  # mostly one, and read several times for a review
-        if not shapes:
-            return None
-        first = shapes[0].threads_per_core
-        return first if all(shape.threads_per_core == first for shape in shapes[1:]) else None
+        shapes = self.node_shapes
+        if len(shapes) == 1:  # as in most clusters; it is read several times for a review
+            return shapes[0].threads_per_core
+        found = {shape.threads_per_core for shape in shapes}
+        return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(maxsize=8)  # because it is called for every review
@@ -144,7 +144,7 @@ def parse_yaml(document: bytes, what: str) -> object:
     try:
         return cast("object", read_one(document))
     except BadYAML as error:
-        raise BadContract(f"{what} is no YAML: {error}") from error
+        raise BadContract(f"{what} is not YAML: {error}") from error
 
 
 def _convert(parsed: object) -> Settings:

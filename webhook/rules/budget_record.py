@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from webhook.rules.patch import Operation
 
 FIELD: Final = "spec.resources"
+NO_BUDGET: Final = "none"  # the record of pod-level CPU that is not a budget
 _POINTER: Final = f"/metadata/annotations/{escaped(POD_BUDGET)}"
 POOL_COUNTS: Final = (WHOLE_CORES, ISOLATED_CORES, NUMA_CPUS)
 _REMEDY: Final = "switch that gate on, or remove spec.resources and give the containers CPUs of their own"
@@ -50,18 +51,20 @@ def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
     """Yield the operations for the record of the pod's budget.
 
-    A record copied from another pod is replaced or removed.
+    Pod-level CPU that is not a budget is recorded too, because a container of a later webhook may make it one. A record
+    copied from another pod is replaced or removed.
     """
     recorded = record_of(pod)
     cpus = str(pod_claims.pod_level.cpus) if pod_claims.pod_level else None
-    if cpus is not None and cpus != recorded:
-        yield add(_POINTER, cpus)
-    elif cpus is None and recorded is not None:
+    wanted = NO_BUDGET if cpus is None and pod_claims.unbudgeted else cpus
+    if wanted is not None and wanted != recorded:
+        yield add(_POINTER, wanted)
+    elif wanted is None and recorded is not None:
         yield remove(_POINTER)
 
 
 def record_of(pod: Pod) -> str | None:
-    """Return the record of a pod that was mutated with a budget, or copied from such a pod."""
+    """Return the record of a pod that was mutated with pod-level CPU, or copied from such a pod."""
     return ((pod.get("metadata") or {}).get("annotations") or {}).get(POD_BUDGET)
 
 
@@ -91,4 +94,4 @@ def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 
 
 def _is_dropped(pod: Pod) -> bool:
-    return record_of(pod) is not None and not (pod.get("spec") or {}).get("resources")
+    return record_of(pod) not in {None, NO_BUDGET} and not (pod.get("spec") or {}).get("resources")

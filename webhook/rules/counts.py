@@ -85,10 +85,8 @@ if TYPE_CHECKING:
 def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tuple[Counted, ...]]:
     """Return the extended resources to add to the containers of a pod, by container."""
     counts_pool = _counts_pools(pod_claims.policies, settings)
-    judged_by = partial(_needs, pod_claims, settings=settings) if _requests_counts(pod_claims) else None
-    found = _by_container(
-        pod_claims, partial(_counted, pod_claims, settings), judged_by, counts_pool=counts_pool
-    )
+    counted, needed = partial(_counted, pod_claims, settings), partial(_needs, pod_claims, settings=settings)
+    found = _by_container(pod_claims, counted, needed, counts_pool=counts_pool)
     return {
         container: tuple([Counted(need.resource, need.least) for need in needs])
         for container, needs in found.items()
@@ -141,8 +139,9 @@ def _by_container(
     if pool is None or not (carrier := pod_claims.carrier):
         return {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     found, pooled = _shares(pod_claims, pool, needs_of)
-    judged = _shares(pod_claims, pool, judged_by) if judged_by else (found, pooled)
-    carrier = _carrying(pod_claims, *judged) or carrier
+    if requests_counts(pod_claims):
+        judged = _shares(pod_claims, pool, judged_by) if judged_by else (found, pooled)
+        carrier = _carrying(pod_claims, *judged) or carrier
     requested = (*found.get(carrier, ()), *pooled)
     found[carrier] = tuple(_added(requested)) if len(requested) > 1 else requested
     return found
@@ -151,7 +150,7 @@ def _by_container(
 def _shares(
     pod_claims: PodClaims, pool: Claim, needs_of: _NeedsOf
 ) -> tuple[dict[str, tuple[Need, ...]], list[Need]]:
-    """Return what the containers of a pod with a budget request for themselves, and what one requests for the pool."""
+    """Return the resources that each container of a pod with a budget requests for itself, and those for the pool."""
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
@@ -165,7 +164,7 @@ def _shares(
 
 
 def _pool_of(pod_claims: PodClaims) -> Claim | None:
-    """Return what counts the pool of a pod, with as much of its claim; None if it has no budget."""
+    """Return the pool of a pod as a claim with only the members that affect its counts; None if the pod has no budget."""
     cpus, smt, numa = pod_claims.pool_cpus, pod_claims.policies.smt.pod, pod_claims.policies.numa.pod
     return None if cpus is None else _pool(cpus, smt.value if smt else None, numa.value if numa else None)
 
@@ -259,7 +258,7 @@ def _field(member: Member, need: Need) -> str:
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
     """Yield the containers for which the scheduler counts another amount than their claims take, with that amount."""
-    if not _requests_counts(pod_claims):
+    if not requests_counts(pod_claims):
         return
     needs_of = partial(_needs, pod_claims, settings=settings)
     for container, needs in _by_container(pod_claims, needs_of).items():
@@ -270,9 +269,9 @@ def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Memb
                 yield member, need, amount
 
 
-def _requests_counts(pod_claims: PodClaims) -> bool:
+def requests_counts(pod_claims: PodClaims) -> bool:
     """Return whether containers request extended resources that corepin counts; those of most pods request none."""
-    return not {name for member in pod_claims.members for name in member.requests} <= _UNCOUNTED
+    return not _UNCOUNTED.issuperset([name for member in pod_claims.members for name in member.requests])
 
 
 def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, str]]:
@@ -284,7 +283,7 @@ def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, s
 def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
     """Yield the containers whose claims the scheduler does not count.
 
-    It counts those of other containers of the pod, or would in a new pod.
+    The scheduler counts the claims of the pod's other containers, or would in a new pod.
     """
     found = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
     if not found:

@@ -30,7 +30,7 @@ def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Ite
             limit = shown(pod_claims.member_of(claim).limits["memory"])
             there = f"{shown(largest.numa_memory)} that a NUMA node of {largest.name} has"
             remedy = f"lower it, or write {NUMA_MEMORY_POD}: free"
-            message = f"{limit} is more than the {there}, and the kernel kills the container there: {remedy}"
+            message = f"{limit} is more than the {there}, and the kernel kills the container when that is used up: {remedy}"
             yield Cause(field, message, flaw=("memory", field))
 
 

@@ -17,7 +17,7 @@ from pinning.pods.budget import filled_in, kept_names
 from pinning.pods.claims import PodClaims, read_pod
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
-from webhook.rules.budget_record import plan_amounts, plan_record
+from webhook.rules.budget_record import plan_amounts
 from webhook.rules.counts import counts_of_pod, plan_core_limits
 from webhook.rules.gate import plan_gate
 from webhook.rules.guest_file import plan_guest_file
@@ -58,7 +58,6 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
     operations = plan_injection(pod, pod_claims, settings, injection, more)
     operations += _keep_filled_in(pod, pod_claims)
     operations += plan_amounts(pod, pod_claims)
-    operations += plan_record(pod, pod_claims)
     operations += plan_recounts(pod, pod_claims, settings)
     operations += plan_gate(pod, pod_claims, settings, operations)
     if not wants_injection(pod, pod_claims):
@@ -83,9 +82,9 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
 
 
 def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
-    """Yield the record of CPU limits that a LimitRange filled in, which LimitRanger forgets when it fills in further ones.
+    """Yield the record of CPU limits filled in by a LimitRange; LimitRanger overwrites its own when it fills in further ones.
 
-    A record that lacks containers is completed: it is of a pod that this one was copied from.
+    A record that lacks containers was copied from another pod, and is completed.
     """
     if not pod_claims.pod_level or not pod_claims.pod_level.filled:
         return
@@ -96,7 +95,7 @@ def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
 
 def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:
-    """Return the containers that may look up their CPUs: those with claims; with the `cmk` command all containers."""
+    """Return the containers that may read their CPUs from the file: all of them under CMK's contract, else those with claims."""
     if wants_injection(pod, pod_claims):
         return tuple(pod_claims.members)
     return tuple(pod_claims.member_of(claim) for claim in pod_claims.claims)
@@ -148,4 +147,4 @@ def _misfits(pod: Pod, pod_claims: PodClaims, mutations: Mutations) -> Iterator[
     for member in pod_claims.members:
         fields += clashes(member.path, member.container, mutations.per_container)
     for field in fields:
-        yield Cause(field, "has another type than in the mutations file, so nothing is added there")
+        yield Cause(field, "has another type than in the mutations file, so nothing is added to it")

@@ -32,10 +32,11 @@ from pinning.pods.quantity import millicores
 from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown, whole_cpus
 from pinning.truncate import few
 from webhook.rules.budget_record import counted_for_dropped, dropped, record_of
-from webhook.rules.counts import REMOVE, REMOVE_OR_REORDER, recounted, wrong_counts
+from webhook.rules.counts import REMOVE, REMOVE_OR_REORDER, miscounted, recounted, wrong_counts
 from webhook.rules.gate import plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
 from webhook.rules.mutate import plan_injection, wants_injection
+from webhook.rules.recounts import is_counted_without_budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -70,11 +71,21 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
         counted_for_dropped(pod, pod_claims),
         _causes(pod_claims, settings),
         taken_names(pod),
-        wrong_counts(pod_claims, settings, REMOVE if record_of(pod) is None else REMOVE_OR_REORDER),
+        wrong_counts(
+            pod_claims, settings, REMOVE_OR_REORDER if _may_be_changed(pod, pod_claims, settings) else REMOVE
+        ),
         _not_guaranteed(pod, pod_claims),
         _not_injected(pod, pod_claims, settings, injection),
     )
     return Verdict(few(causes), few(chain(dropped(pod), _warnings(pod, pod_claims, settings))))
+
+
+def _may_be_changed(pod: Pod, pod_claims: PodClaims, settings: Settings) -> bool:
+    """Return whether another webhook may have changed the pod after corepin had counted."""
+    if record_of(pod) is not None:
+        return True
+    is_wrong = pod_claims.pod_level and any(miscounted(pod_claims, settings))
+    return bool(is_wrong) and is_counted_without_budget(pod, settings)
 
 
 def review_template(pod: Pod, settings: Settings) -> Verdict:

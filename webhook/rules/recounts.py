@@ -1,15 +1,17 @@
-"""Requests of extended resources in a pod with a budget that became wrong when another webhook changed the pod. Pure.
+"""The record of a pod's budget, and corrections of counts that became wrong when another webhook changed the pod. Pure.
 
-A container that is added to such a pod may take a slice out of its pool. The API server then calls corepin again, which
-would refuse its own count.
+A container that is added to such a pod may take a slice out of its pool, or make its pod-level CPU a budget; and the
+other webhook may add `spec.resources` itself. The API server then calls corepin again, which would refuse its own count.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from webhook.rules.budget_record import POOL_COUNTS, record_of
-from webhook.rules.counts import counts_of_pod, miscounted, needing
+from pinning.pods.claims import read_pod
+from pinning.pods.quantity import whole
+from webhook.rules.budget_record import POOL_COUNTS, plan_record, record_of
+from webhook.rules.counts import counts_of_pod, miscounted, needing, requests_counts
 from webhook.rules.patch import add, escaped, remove
 
 if TYPE_CHECKING:
@@ -22,23 +24,64 @@ if TYPE_CHECKING:
     from webhook.rules.patch import Operation
 
 
-def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[Operation]:
-    """Yield the corrections of counts in a pod that the webhook has seen before, or that was copied from such a pod.
+def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[Operation]:
+    """Return the record of the budget, and the corrections of counts in a pod that has or had a record.
 
-    In other pods a wrong count is the user's own, and validation refuses it.
+    A pod that is sent with a wrong count gets no record, so that the count stays the user's own in each call, and
+    validation refuses it. Counts that were right before the pod got its `spec.resources` are corepin's.
     """
-    if record_of(pod) is None:
-        return
+    is_recorded = record_of(pod) is not None
+    if not (is_recorded or pod_claims.pod_level or pod_claims.unbudgeted):
+        return []
+    if not requests_counts(pod_claims):
+        return list(plan_record(pod, pod_claims))
+    is_new = bool(not is_recorded and pod_claims.pod_level and is_counted_without_budget(pod, settings))
+    corrections = list(_corrections(pod_claims, settings, is_new=is_new))
+    if corrections and not is_recorded and not is_new:
+        return []
+    return [*plan_record(pod, pod_claims), *corrections]
+
+
+def is_counted_without_budget(pod: Pod, settings: Settings) -> bool:
+    """Return whether a pod requests what corepin counts for it without `spec.resources`, and nothing else of these resources."""
+    spec = pod.get("spec") or {}
+    before = read_pod({**pod, "spec": {**spec, "resources": None}})
+    counted = counts_of_pod(before, settings)
+    return all(
+        any(
+            it.name == name and it.number == whole(member.requests[name])
+            for it in counted.get(member.name, ())
+        )
+        for member in before.members
+        for name in POOL_COUNTS
+        if name in member.requests
+    )
+
+
+def _corrections(pod_claims: PodClaims, settings: Settings, *, is_new: bool) -> Iterator[Operation]:
+    """Yield the corrections of counts; `is_new`: the pod had no budget when corepin counted it."""
+    if is_new:
+        yield from _anew(pod_claims, settings)
+    elif wrong := list(miscounted(pod_claims, settings)):
+        counted = counts_of_pod(pod_claims, settings)
+        for member, need, given in wrong:
+            numbers = [it.number for it in counted.get(member.name, ()) if it.name == need.resource]
+            nearest = min(max(given, need.least), need.most)
+            yield from _written(member, need.resource, str(numbers[0] if numbers else nearest))
+    stating = [(it, name) for it in pod_claims.members for name in POOL_COUNTS if name in it.requests]
+    needed = needing(pod_claims, settings) if stating else ()
+    for member, resource in stating:
+        if (member.name, resource) not in needed:
+            yield from _written(member, resource, None)
+
+
+def _anew(pod_claims: PodClaims, settings: Settings) -> Iterator[Operation]:
+    """Yield corepin's counts where the pod states others, also such as may be right for a node."""
     counted = counts_of_pod(pod_claims, settings)
-    for member, need, given in miscounted(pod_claims, settings):
-        numbers = [it.number for it in counted.get(member.name, ()) if it.name == need.resource]
-        nearest = min(max(given, need.least), need.most)
-        yield from _written(member, need.resource, str(numbers[0] if numbers else nearest))
-    needed = needing(pod_claims, settings)
     for member in pod_claims.members:
-        for resource in POOL_COUNTS:
-            if resource in member.requests and (member.name, resource) not in needed:
-                yield from _written(member, resource, None)
+        for it in counted.get(member.name, ()):
+            if it.name in member.requests and whole(member.requests[it.name]) != it.number:
+                yield from _written(member, it.name, str(it.number))
 
 
 def _written(member: Member, resource: str, amount: str | None) -> Iterator[Operation]:

@@ -49,7 +49,7 @@ def now_utc() -> datetime:
 
 
 class Identities:
-    """Builds identities. An expired one is accepted only at start: it must not replace a valid one."""
+    """Builds identities. An expired certificate is accepted only at start, because it must not replace a valid one."""
 
     def __init__(self, files: TLSFiles, now: Callable[[], datetime] = now_utc) -> None:
         self._files = files
@@ -142,7 +142,7 @@ def _trust(context: ssl.SSLContext, path: Path, pem: bytes | None) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, give a plain one")
+    raise ValueError("the key is encrypted, give an unencrypted one")
 
 
 def _why(error: Exception) -> str:

@@ -70,7 +70,7 @@ def broken(_: httpx.Request) -> httpx.Response:
 
 
 class Scene:
-    """A watch, what the API server answers one by one, and what was waited."""
+    """A watch with preset answers of the API server, and a record of its waits."""
 
     def __init__(self, *answers: Answer, steps: int = 99) -> None:
         self.answers = list(answers)
@@ -188,7 +188,9 @@ def test_known_nodes_stay_while_the_watch_fails(answer: Answer, caplog: pytest.L
     assert scene.seen == [[], ["node a"], ["node a"], ["node b"]]
     assert scene.metric("watch_failures_total") == 1
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.message for record in warnings] == ["watch of the nodes interrupted, what is known stays"]
+    assert [record.message for record in warnings] == [
+        "watch of the nodes interrupted, known topologies are kept"
+    ]
     assert "traceback" not in caplog.text.lower()
 
 

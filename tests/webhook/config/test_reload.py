@@ -170,25 +170,21 @@ def test_half_written_file_that_is_completed_is_no_failure(tmp_path: Path) -> No
     assert metrics.registry.get_sample_value("corepin_webhook_reload_failures_total", {"files": "both"}) == 0
 
 
-def test_watch_refreshes_until_it_is_cancelled() -> None:
+async def test_watch_refreshes_until_it_is_cancelled() -> None:
     """The watch refreshes each target until its task is cancelled."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
 
-    async def look() -> None:
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
+    class Target:
+        seen = 0
 
-        class Target:
-            seen = 0
+        def refresh(self) -> None:
+            self.seen += 1
+            if self.seen == 3:
+                loop.call_soon_threadsafe(done.set)
 
-            def refresh(self) -> None:
-                self.seen += 1
-                if self.seen == 3:
-                    loop.call_soon_threadsafe(done.set)
-
-        task = asyncio.create_task(watch([Target()], 0.001))
-        await asyncio.wait_for(done.wait(), 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(look())
+    task = asyncio.create_task(watch([Target()], 0.001))
+    await asyncio.wait_for(done.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

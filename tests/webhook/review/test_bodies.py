@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.environments.waiting import settle
 from tests.webhook.edge import StubDecider
 from tests.webhook.reviews import review
 from webhook.config.reload import Revision
@@ -116,12 +117,6 @@ class Served:
                 queue._timer.cancel()
 
 
-async def settle() -> None:
-    """Let everything run that does not wait."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
 def body(size: int) -> bytes:
     """Return a review of a size."""
     return review(padding=size - len(review()))
@@ -138,189 +133,149 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(monkeypatch)
 
 
-def test_a_large_body_waits_unread_until_there_is_room(served: Served) -> None:
+async def test_a_large_body_waits_unread_until_there_is_room(served: Served) -> None:
     """The third large body of one API server is not read, and is answered when another one has ended."""
-
-    async def play() -> None:
-        first, second, third = (served.upload(API_SERVER, LIMIT) for _ in range(3))
-        finish(third)
-        await settle()
-        assert third.received == 1
-        finish(first)
-        await settle()
-        assert (first.status, third.status, second.status) == (200, 200, 0)
-        finish(second)
-        await served.end()
-        assert second.status == 200
-
-    asyncio.run(play())
+    first, second, third = (served.upload(API_SERVER, LIMIT) for _ in range(3))
+    finish(third)
+    await settle()
+    assert third.received == 1
+    finish(first)
+    await settle()
+    assert (first.status, third.status, second.status) == (200, 200, 0)
+    finish(second)
+    await served.end()
+    assert second.status == 200
 
 
-def test_small_bodies_pass_large_ones(served: Served) -> None:
+async def test_small_bodies_pass_large_ones(served: Served) -> None:
     """A body of 256 KiB is answered at once while large bodies of other clients hold all room and more wait."""
-
-    async def play() -> None:
-        large = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, OTHER_STRANGER, API_SERVER)]
-        small = served.upload(API_SERVER, SMALL_BODY)
-        finish(small)
-        await settle()
-        assert small.status == 200
-        for upload in large:
-            finish(upload)
-        await served.end()
-
-    asyncio.run(play())
+    large = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, OTHER_STRANGER, API_SERVER)]
+    small = served.upload(API_SERVER, SMALL_BODY)
+    finish(small)
+    await settle()
+    assert small.status == 200
+    for upload in large:
+        finish(upload)
+    await served.end()
 
 
-def test_one_stranger_leaves_room_for_a_body_of_the_api_server(served: Served) -> None:
+async def test_one_stranger_leaves_room_for_a_body_of_the_api_server(served: Served) -> None:
     """One address holds two bodies of the largest size however many it sends; the third place is for another address."""
-
-    async def play() -> None:
-        strangers = [served.upload(STRANGER, LIMIT) for _ in range(MOST_WAITING)]
-        await settle()
-        review = served.upload(API_SERVER, LIMIT)
-        finish(review)
-        await settle()
-        assert review.status == 200
-        for upload in strangers:
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
+    strangers = [served.upload(STRANGER, LIMIT) for _ in range(MOST_WAITING)]
+    await settle()
+    review = served.upload(API_SERVER, LIMIT)
+    finish(review)
+    await settle()
+    assert review.status == 200
+    for upload in strangers:
+        upload.disconnect()
+    await served.end()
 
 
-def test_bodies_of_one_address_make_way_for_each_other(served: Served) -> None:
+async def test_bodies_of_one_address_make_way_for_each_other(served: Served) -> None:
     """Clients behind a proxy share one address: a stalled body loses its room to a waiting one of that address."""
-
-    async def play() -> None:
-        slow = [served.upload(API_SERVER, LIMIT) for _ in range(2)]
-        await settle()
-        await served.pass_time(1)
-        review = served.upload(API_SERVER, LIMIT)
-        finish(review)
-        await served.pass_time(0)
-        assert review.status == 200
-        for upload in slow:
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
+    slow = [served.upload(API_SERVER, LIMIT) for _ in range(2)]
+    await settle()
+    await served.pass_time(1)
+    review = served.upload(API_SERVER, LIMIT)
+    finish(review)
+    await served.pass_time(0)
+    assert review.status == 200
+    for upload in slow:
+        upload.disconnect()
+    await served.end()
 
 
 @pytest.mark.parametrize("sent", [1, LIMIT - 1], ids=["begun", "all but one byte"])
-def test_bodies_that_stall_make_way(served: Served, sent: int) -> None:
+async def test_bodies_that_stall_make_way(served: Served, sent: int) -> None:
     """Bodies that hold all room and send nothing for a quarter of a second are answered 408 once another one waits."""
-
-    async def play() -> None:
-        slow = [served.upload(peer, LIMIT, sent) for peer in (STRANGER, STRANGER, OTHER_STRANGER)]
-        await settle()
-        await served.pass_time(10)
-        assert [upload.status for upload in slow] == [0, 0, 0]  # without need none of them is dropped
-        review = served.upload(API_SERVER, LIMIT)
-        finish(review)
-        await served.pass_time(0)
-        assert review.status == 200
-        assert sorted(upload.status for upload in slow) == [0, 0, 408]
-        for upload in slow:
-            finish(upload, sent)
-        await served.end()
-
-    asyncio.run(play())
+    slow = [served.upload(peer, LIMIT, sent) for peer in (STRANGER, STRANGER, OTHER_STRANGER)]
+    await settle()
+    await served.pass_time(10)
+    assert [upload.status for upload in slow] == [0, 0, 0]  # without need none of them is dropped
+    review = served.upload(API_SERVER, LIMIT)
+    finish(review)
+    await served.pass_time(0)
+    assert review.status == 200
+    assert sorted(upload.status for upload in slow) == [0, 0, 408]
+    for upload in slow:
+        finish(upload, sent)
+    await served.end()
 
 
-def test_bodies_that_trickle_make_way(served: Served) -> None:
+async def test_bodies_that_trickle_make_way(served: Served) -> None:
     """A piece now and then keeps no room: 20 MiB a second are needed, so that the largest body has arrived in time."""
-
-    async def play() -> None:
-        slow = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, OTHER_STRANGER)]
-        await settle()
-        review = served.upload(API_SERVER, LIMIT)
-        finish(review)
-        for _ in range(round(GRACE_SECONDS / CHECK_SECONDS) + 1):
-            for upload in slow:
-                upload.send(b" ")
-            await served.pass_time(0)
-        assert review.status == 200
+    slow = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, OTHER_STRANGER)]
+    await settle()
+    review = served.upload(API_SERVER, LIMIT)
+    finish(review)
+    for _ in range(round(GRACE_SECONDS / CHECK_SECONDS) + 1):
         for upload in slow:
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
-
-
-def test_a_fast_body_keeps_its_room(served: Served) -> None:
-    """Bodies that arrive at the rate are not dropped for others that wait."""
-
-    async def play() -> None:
-        fast = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, API_SERVER)]
-        waiting = served.upload(OTHER_STRANGER, LIMIT)
-        for _ in range(4):
-            for upload in fast:
-                upload.send(b" " * (LIMIT // 8))
-            await served.pass_time(0)
-        assert [upload.status for upload in (*fast, waiting)] == [0, 0, 0, 0]
-        for upload in (*fast, waiting):
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
-
-
-def test_no_body_is_dropped_for_a_delay_of_the_webhook(served: Served) -> None:
-    """After a delay of the webhook itself no body counts as slow, since its data waited in the kernel."""
-
-    async def play() -> None:
-        held = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, API_SERVER)]
-        waiting = served.upload(OTHER_STRANGER, LIMIT)
-        await settle()
-        served.now += 1.0
+            upload.send(b" ")
         await served.pass_time(0)
-        assert [upload.status for upload in (*held, waiting)] == [0, 0, 0, 0]
-        for upload in (*held, waiting):
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
+    assert review.status == 200
+    for upload in slow:
+        upload.disconnect()
+    await served.end()
 
 
-def test_waiting_is_bounded(served: Served) -> None:
+async def test_a_fast_body_keeps_its_room(served: Served) -> None:
+    """Bodies that arrive at the rate are not dropped for others that wait."""
+    fast = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, API_SERVER)]
+    waiting = served.upload(OTHER_STRANGER, LIMIT)
+    for _ in range(4):
+        for upload in fast:
+            upload.send(b" " * (LIMIT // 8))
+        await served.pass_time(0)
+    assert [upload.status for upload in (*fast, waiting)] == [0, 0, 0, 0]
+    for upload in (*fast, waiting):
+        upload.disconnect()
+    await served.end()
+
+
+async def test_no_body_is_dropped_for_a_delay_of_the_webhook(served: Served) -> None:
+    """After a delay of the webhook itself no body counts as slow, since its data waited in the kernel."""
+    held = [served.upload(peer, LIMIT) for peer in (STRANGER, STRANGER, API_SERVER)]
+    waiting = served.upload(OTHER_STRANGER, LIMIT)
+    await settle()
+    served.now += 1.0
+    await served.pass_time(0)
+    assert [upload.status for upload in (*held, waiting)] == [0, 0, 0, 0]
+    for upload in (*held, waiting):
+        upload.disconnect()
+    await served.end()
+
+
+async def test_waiting_is_bounded(served: Served) -> None:
     """Above 64 waiting bodies, the newest of the address with the most is answered 503."""
-
-    async def play() -> None:
-        strangers = [served.upload(STRANGER, LIMIT) for _ in range(2 + MOST_WAITING)]
-        strangers.append(served.upload(OTHER_STRANGER, LIMIT))
-        await settle()
-        review = served.upload(API_SERVER, LIMIT)
-        await settle()
-        assert (review.status, review in strangers) == (0, False)
-        assert [at for at, upload in enumerate(strangers) if upload.status] == [1 + MOST_WAITING]
-        assert strangers[1 + MOST_WAITING].status == 503
-        for upload in (*strangers, review):
-            upload.disconnect()
-        await served.end()
-
-    asyncio.run(play())
+    strangers = [served.upload(STRANGER, LIMIT) for _ in range(2 + MOST_WAITING)]
+    strangers.append(served.upload(OTHER_STRANGER, LIMIT))
+    await settle()
+    review = served.upload(API_SERVER, LIMIT)
+    await settle()
+    assert (review.status, review in strangers) == (0, False)
+    assert [at for at, upload in enumerate(strangers) if upload.status] == [1 + MOST_WAITING]
+    assert strangers[1 + MOST_WAITING].status == 503
+    for upload in (*strangers, review):
+        upload.disconnect()
+    await served.end()
 
 
-def test_body_that_waited_past_the_timeout_is_refused(served: Served) -> None:
+async def test_body_that_waited_past_the_timeout_is_refused(served: Served) -> None:
     """A body that waited longer than the API server's timeout of 2 s is answered 503 and not judged."""
-
-    async def play() -> None:
-        queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
-        held = await queue.reserve(API_SERVER, 10)
-        held.is_complete = True  # it is being judged
-        waiting = asyncio.ensure_future(queue.reserve(API_SERVER, 10))
-        await settle()
-        served.now += WAIT_SECONDS + CHECK_SECONDS
-        assert queue._timer
-        queue._timer.cancel()
-        queue._check()
-        with pytest.raises(Overloaded):
-            await waiting
-        queue.release(held)
-        assert queue.reserved == 0
-
-    asyncio.run(play())
+    queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
+    held = await queue.reserve(API_SERVER, 10)
+    held.is_complete = True  # it is being judged
+    waiting = asyncio.ensure_future(queue.reserve(API_SERVER, 10))
+    await settle()
+    served.now += WAIT_SECONDS + CHECK_SECONDS
+    assert queue._timer
+    queue._timer.cancel()
+    queue._check()
+    with pytest.raises(Overloaded):
+        await waiting
+    queue.release(held)
+    assert queue.reserved == 0
 
 
 @pytest.mark.parametrize(
@@ -336,80 +291,65 @@ def test_body_that_waited_past_the_timeout_is_refused(served: Served) -> None:
         ),
     ],
 )
-def test_a_body_waits_as_long_as_its_api_server(served: Served, query: bytes, seconds: float) -> None:
+async def test_a_body_waits_as_long_as_its_api_server(served: Served, query: bytes, seconds: float) -> None:
     """The API server names its timeoutSeconds in the query: up to then the body waits for room, then it is 503."""
-
-    async def play() -> None:
-        held = await served.bodies.large.reserve(OTHER_STRANGER, 2 * LIMIT)
-        more = await served.bodies.large.reserve(STRANGER, LIMIT)
-        held.is_complete = more.is_complete = True
-        waiting = served.upload(API_SERVER, LIMIT, query=query)
-        await served.pass_time(seconds - 4 * CHECK_SECONDS)
-        assert waiting.status == 0
-        await served.pass_time(8 * CHECK_SECONDS)
-        assert waiting.status == 503
-        served.bodies.large.release(held)
-        served.bodies.large.release(more)
-        await served.end()
-
-    asyncio.run(play())
+    held = await served.bodies.large.reserve(OTHER_STRANGER, 2 * LIMIT)
+    more = await served.bodies.large.reserve(STRANGER, LIMIT)
+    held.is_complete = more.is_complete = True
+    waiting = served.upload(API_SERVER, LIMIT, query=query)
+    await served.pass_time(seconds - 4 * CHECK_SECONDS)
+    assert waiting.status == 0
+    await served.pass_time(8 * CHECK_SECONDS)
+    assert waiting.status == 503
+    served.bodies.large.release(held)
+    served.bodies.large.release(more)
+    await served.end()
 
 
-def test_a_cancelled_wait_reserves_nothing(served: Served) -> None:
+async def test_a_cancelled_wait_reserves_nothing(served: Served) -> None:
     """A request that is cancelled while it waits, or just as it gets its room, leaves no reservation."""
-
-    async def play() -> None:
-        queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
-        held = await queue.reserve(API_SERVER, 10)
-        waiting = [asyncio.ensure_future(queue.reserve(API_SERVER, 10)) for _ in range(2)]
-        await settle()
-        waiting[0].cancel()
-        await settle()
-        queue.release(held)
-        waiting[1].cancel()
-        await settle()
-        assert (queue.reserved, queue.waiting, queue.holders) == (0, [], set())
-        assert queue._timer
-        queue._timer.cancel()
-
-    asyncio.run(play())
+    queue = MemoryQueue(limit=10, peer_limit=10, clock=lambda: served.now)
+    held = await queue.reserve(API_SERVER, 10)
+    waiting = [asyncio.ensure_future(queue.reserve(API_SERVER, 10)) for _ in range(2)]
+    await settle()
+    waiting[0].cancel()
+    await settle()
+    queue.release(held)
+    waiting[1].cancel()
+    await settle()
+    assert (queue.reserved, queue.waiting, queue.holders) == (0, [], set())
+    assert queue._timer
+    queue._timer.cancel()
 
 
-def test_a_declared_length_allocates_nothing(served: Served) -> None:
-    """Room is reserved by count; the buffer grows with the bytes that arrive, and a longer body than declared is 413."""
-
-    async def play() -> None:
-        longer = served.upload(STRANGER, 1000)
-        longer.send(b" " * 1000)
-        await served.end()
-        assert longer.status == 413
-
-    asyncio.run(play())
+async def test_a_declared_length_allocates_nothing(served: Served) -> None:
+    """A body longer than its declared length is 413; memory is allocated as bytes arrive."""
+    longer = served.upload(STRANGER, 1000)
+    longer.send(b" " * 1000)
+    await served.end()
+    assert longer.status == 413
 
 
-def test_large_bodies_are_judged_one_at_a_time(served: Served) -> None:
+async def test_large_bodies_are_judged_one_at_a_time(served: Served) -> None:
     """A small body is answered between two large ones that have arrived."""
     order: list[str] = []
 
-    async def play() -> None:
-        async def take(name: str, upload: Upload) -> None:
-            await upload.serve(served.endpoint)
-            order.append(name)
+    async def take(name: str, upload: Upload) -> None:
+        await upload.serve(served.endpoint)
+        order.append(name)
 
-        large = [Upload(API_SERVER, LIMIT) for _ in range(2)]
-        small = Upload(API_SERVER, 0)
-        for upload in large:
-            upload.send(body(LIMIT)[:1])
-            finish(upload)
-        tasks = [asyncio.ensure_future(take("large", upload)) for upload in large]
-        while not served.bodies._judging.locked():
-            await asyncio.sleep(0)
-        small.send(review(), more=False)
-        await asyncio.gather(*tasks, asyncio.ensure_future(take("small", small)))
-        assert order.index("small") < 2
-        await served.end()
-
-    asyncio.run(play())
+    large = [Upload(API_SERVER, LIMIT) for _ in range(2)]
+    small = Upload(API_SERVER, 0)
+    for upload in large:
+        upload.send(body(LIMIT)[:1])
+        finish(upload)
+    tasks = [asyncio.ensure_future(take("large", upload)) for upload in large]
+    while not served.bodies._judging.locked():
+        await asyncio.sleep(0)
+    small.send(review(), more=False)
+    await asyncio.gather(*tasks, asyncio.ensure_future(take("small", small)))
+    assert order.index("small") < 2
+    await served.end()
 
 
 def test_every_slow_reservation_is_judged_by_its_own_time() -> None:

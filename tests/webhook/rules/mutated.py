@@ -1,4 +1,4 @@
-"""Pods as the webhook makes them."""
+"""Pods as the webhook makes them, and its verdicts on them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
+from webhook.rules.pods import Verdict, review_new_pod
 
 
 def mutated(document: Any, settings: bytes) -> Any:
@@ -20,3 +21,11 @@ def mutated(document: Any, settings: bytes) -> Any:
     result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in plan.operations])
     assert plan_mutation(result, read, Injection(BUILT_IN)).operations == ()
     return result
+
+
+def judged(document: Any, settings: bytes = b"") -> Verdict:
+    """Return the verdict on a new pod after its injection, as the API server asks for it."""
+    read = load_settings(settings)
+    plan = plan_mutation(document, read, Injection(BUILT_IN))
+    final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
+    return review_new_pod(final, read, Injection(BUILT_IN))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jsonpatch
-
 from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
 from tests.tables import table
-from tests.webhook.rules.mutated import mutated
+from tests.webhook.rules.mutated import judged, mutated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
 
 WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
@@ -103,14 +100,6 @@ def test_a_launcher_is_counted() -> None:
     assert counts(document, TWO) == {NUMA: 4}
 
 
-def judged(document: Any, settings: bytes) -> Verdict:
-    """Return the verdict on a new pod after its injection."""
-    read = load_settings(settings)
-    plan = plan_mutation(document, read, Injection(BUILT_IN))
-    final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    return review_new_pod(final, read, Injection(BUILT_IN))
-
-
 def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
     """Return a pod that states a count itself."""
     amounts = {"cpu": cpus, resource: number}
@@ -198,7 +187,7 @@ def test_a_replica_that_knows_the_nodes_earlier_refuses_nothing() -> None:
 def test_a_resize_warns_of_a_container_that_requests_no_count(
     stored: str, larger: str, settings: bytes, expected: list[str]
 ) -> None:
-    """Updates cannot add an extended resource, so the scheduler goes on counting nothing for the container."""
+    """A resize to a claim without a counted request is a warning, since updates cannot add an extended resource."""
 
     def of(cpu: str) -> Any:
         return pod(container("m", "2"), container("n", cpu), annotations={SMT: "isolate"})

@@ -59,7 +59,7 @@ def test_the_warning_names_limit_memory_and_remedy() -> None:
     verdict = review_new_pod(document(BOUND), load_settings(shapes("4Gi", "2Gi")), Injection(BUILT_IN))
     (warning,) = verdict.warnings
     assert warning.message == (
-        "8Gi is more than the 4Gi that a NUMA node of kind0 has, and the kernel kills the container there:"
+        "8Gi is more than the 4Gi that a NUMA node of kind0 has, and the kernel kills the container when that is used up:"
         f" lower it, or write {MEMORY}: free"
     )
 

@@ -5,27 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import jsonpatch
 import pytest
 
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
 from tests.tables import table
+from tests.webhook.rules.mutated import judged
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
 from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
 from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
 
 MUTATE = "cmk.intel.com/mutate"
 SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, cores: 9, threadsPerCore: 1}]"
-
-
-def judged(document: Any, settings: bytes = b"") -> Verdict:
-    """Return the verdict on a new pod after its injection, as the API server asks for it."""
-    read = load_settings(settings)
-    plan = plan_mutation(document, read, Injection(BUILT_IN))
-    final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    return review_new_pod(final, read, Injection(BUILT_IN))
 
 
 def fields(verdict: Verdict) -> list[str]:
@@ -105,7 +96,7 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
 
 
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
-    """It names both causes, as the replicas of the webhook may differ for a moment, and a remedy for each."""
+    """A pod without its injection is refused with both possible causes and a remedy for each."""
     verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), Injection(BUILT_IN))
     assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
     assert verdict.causes[0].message == (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pinning.contract import POD_BUDGET
 from pinning.pods.claims import read_pod
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
@@ -24,6 +25,11 @@ WORDS: dict[str, dict[str, str]] = {
     "isolate": {"smt-policy.corepin.io/pod": "isolate"},
     "single": {**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"},
 }
+COMBINED = {
+    **WORDS,
+    "require on one node": {**WORDS["require"], "numa-policy.corepin.io/pod": "single"},
+    "isolate on one node": {**WORDS["isolate"], "numa-policy.corepin.io/pod": "single"},
+}
 NODES = b"{numaCPUs: true, isolatedCores: true, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}]}"
 ADDED: dict[str, Any] = {
     "without amounts": {},
@@ -40,7 +46,7 @@ STATED: dict[str, Any] = {
 
 
 def meshed(document: Any, resources: Any) -> Any:
-    """Return the pod as it is stored where a webhook that is called after corepin's adds a sidecar."""
+    """Return the stored pod after a later webhook has added a sidecar."""
     first = mutated(document, NODES)
     proxy = {"name": "proxy", "restartPolicy": SIDECAR, "resources": copy.deepcopy(resources)}
     first["spec"]["initContainers"].insert(0, proxy)
@@ -60,6 +66,11 @@ def counted(document: Any) -> dict[str, dict[str, int]]:
         if amounts[0]:
             found[it["name"]] = amounts[0]
     return found
+
+
+def sums(document: Any) -> dict[str, int]:
+    """Return the sum of each counted resource over the containers of a pod."""
+    return {key: sum(it.get(key, 0) for it in counted(document).values()) for key in (WHOLE, NUMA, ISOLATED)}
 
 
 @pytest.mark.parametrize("resources", ADDED.values(), ids=ADDED)
@@ -82,11 +93,95 @@ def test_a_later_webhook_ends_no_budget(stated: Any, words: dict[str, str], reso
     document["spec"]["initContainers"] = [
         {"name": "proxy", "restartPolicy": SIDECAR, "resources": copy.deepcopy(resources)}
     ]
-    sums = [
-        {key: sum(it.get(key, 0) for it in counted(pod).values()) for key in (WHOLE, NUMA, ISOLATED)}
-        for pod in (stored, mutated(document, NODES))
-    ]
-    assert sums[0] == sums[1]
+    assert sums(stored) == sums(mutated(document, NODES))
+
+
+@table(
+    "listed, resources, words",
+    {
+        "a slice": (
+            {"main": 2, "side": 1},
+            {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
+            WORDS["single"],
+        ),
+        "a request": ({"main": 2, "log": None}, {"requests": {"cpu": "2"}}, WORDS["single"]),
+        "a request beside another": (
+            {"main": 2, "log": "500m"},
+            {"requests": {"cpu": "1500m"}},
+            {**WORDS["single"], **WORDS["require"]},
+        ),
+    },
+)
+def test_a_budget_that_a_later_sidecar_makes_is_counted(listed: Any, resources: Any, words: Any) -> None:
+    """If a later sidecar gives the pod a budget, all its CPUs are counted, and validation accepts the counts."""
+    stated = {"limits": {"cpu": "4"}}
+    document: Any = budgeted("a", None, listed, annotations=words, resources=copy.deepcopy(stated))
+    assert read_pod(document).budget is None
+    stored = meshed(document, resources)
+    budget = read_pod(stored).budget
+    assert budget
+    assert budget.cpus == 4
+    assert stored["metadata"]["annotations"][POD_BUDGET] == "4"
+    assert sum(amounts.get(NUMA, 0) for amounts in counted(stored).values()) == 4
+    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+
+
+@table(
+    "listed, inits, stated",
+    {
+        "one container": ({"main": 2}, {}, "both"),
+        "two slices": ({"a": 2, "b": 1}, {}, "a request"),
+        "a pool": ({"main": 3, "log": None}, {}, "both"),
+        "an init container": ({"log": None}, {"init": (2, "")}, "both"),
+        "a sidecar": ({"log": None}, {"side": (2, SIDECAR)}, "both"),
+    },
+)
+@pytest.mark.parametrize("words", COMBINED.values(), ids=COMBINED)
+def test_a_budget_that_a_later_webhook_adds_is_counted(
+    listed: Any, inits: Any, stated: str, words: dict[str, str]
+) -> None:
+    """A pod that gets `spec.resources` from a later webhook is counted as if it had been sent with it."""
+    document: Any = budgeted("a", None, listed, inits, annotations=words)
+    stored = mutated(document, NODES)
+    for pod in (document, stored):
+        pod["spec"]["resources"] = copy.deepcopy(STATED[stated])
+    causes = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert all(
+        "another webhook changed the pod" in it.message for it in causes if "not injected" not in it.message
+    )
+    stored = mutated(stored, NODES)
+    assert stored["metadata"]["annotations"][POD_BUDGET] == "4"
+    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert sums(stored) == sums(mutated(document, NODES))
+
+
+@table(
+    "resource, amount, is_refused",
+    {"wrong": (ISOLATED, "1", True), "right": (ISOLATED, "2", False), "needless": (WHOLE, "1", False)},
+)
+def test_a_count_of_the_users_own_is_judged_alike_in_each_call(
+    resource: str, amount: str, is_refused: bool
+) -> None:
+    """A user's own count is kept or refused alike, whether or not a later webhook causes a second call."""
+    document: Any = budgeted("a", 4, {"main": 2, "log": None}, annotations=WORDS["isolate"])
+    for kind in ("limits", "requests"):
+        document["spec"]["containers"][0]["resources"][kind] = {"cpu": "2", resource: amount}
+    stored = meshed(document, ADDED["without amounts"])
+    assert stored["spec"]["containers"][0]["resources"]["requests"][resource] == amount
+    refused = fields(review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes)
+    assert refused == ([f"spec.containers[0].resources.requests[{ISOLATED}]"] if is_refused else [])
+
+
+def test_pod_level_cpu_that_is_no_budget_is_not_reported_as_dropped() -> None:
+    """Pod-level CPU that is not a budget is not reported when the API server drops it."""
+    document: Any = budgeted("a", None, {"main": 2, "log": None}, annotations=WORDS["single"])
+    document["spec"]["resources"] = {"limits": {"cpu": "4"}}
+    stored = mutated(document, NODES)
+    assert stored["metadata"]["annotations"][POD_BUDGET] == "none"
+    del stored["spec"]["resources"]
+    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    assert not verdict.causes
+    assert "spec.resources" not in fields(verdict.warnings)
 
 
 def test_only_a_budget_is_written_out() -> None:
@@ -110,13 +205,13 @@ def test_only_a_budget_is_written_out() -> None:
     },
 )
 def test_a_later_slice_is_taken_out_of_the_count_of_the_pool(listed: Any, words: str, expected: Any) -> None:
-    """The webhook refused its own count, with the remedy to remove it."""
+    """A slice that a later webhook adds is subtracted from the pool's count."""
     stored = meshed(budgeted("a", 4, listed, annotations=WORDS[words]), ADDED["with a whole CPU"])
     assert {name: amounts[ISOLATED] for name, amounts in counted(stored).items()} == expected
 
 
 def test_counts_of_a_pod_that_was_copied_are_those_of_the_copy() -> None:
-    """A user edits the CPUs of a pod that was read from the API server, or takes its budget away."""
+    """The counts of a pod that was copied and edited are those of its new amounts."""
     stored = mutated(budgeted("a", 4, {"main": 2, "log": None}, annotations=WORDS["isolate"]), NODES)
     larger, bare = copy.deepcopy(stored), copy.deepcopy(stored)
     larger["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "3"
@@ -130,7 +225,7 @@ def test_counts_of_a_pod_that_was_copied_are_those_of_the_copy() -> None:
     {"right for a node": (2, 2), "too few": (0, 1), "too many": (9, 2)},
 )
 def test_a_count_is_corrected_to_what_can_be_right(given: int, expected: int) -> None:
-    """A replica that does not know the threads per core leaves a count that is right for a node."""
+    """A webhook that does not know the threads per core keeps a count that is right for some node."""
     document: Any = budgeted("a", 4, {"main": 2, "log": "500m"}, annotations=WORDS["require"])
     document["spec"]["containers"][1]["resources"]["limits"][WHOLE] = str(given)
     document["metadata"]["annotations"]["pod-budget.corepin.io/cpus"] = "4"
@@ -141,7 +236,7 @@ def test_a_count_is_corrected_to_what_can_be_right(given: int, expected: int) ->
 
 
 def test_the_users_count_of_the_pool_stays_beside_corepins() -> None:
-    """A second call removed corepin's count from `log`, because the user's made `web` the container for the pool's counts."""
+    """A user's count of the pool and corepin's other count are on the same container after both calls."""
     settings = b"{numaCPUs: true, isolatedCores: false, nodeShapes: [{name: a, cores: 8, threadsPerCore: 2}]}"
     words = {"numa-policy.corepin.io/pod": "single", **WORDS["isolate"]}
     document: Any = budgeted("a", 4, {"main": 2, "log": None, "web": None}, annotations=words)
@@ -154,7 +249,7 @@ def test_the_users_count_of_the_pool_stays_beside_corepins() -> None:
 
 
 def test_validation_names_the_order_of_webhooks() -> None:
-    """The API server calls a webhook twice at most, so that another one may have changed the pod after the second call."""
+    """A wrong count after the second call is refused with the reason that another webhook changed the pod."""
     stored = mutated(budgeted("a", 4, {"main": 2, "log": None}, annotations=WORDS["isolate"]), NODES)
     stored["spec"]["containers"].append(
         {"name": "proxy", "resources": {"limits": {"cpu": "1", ISOLATED: "1"}}}

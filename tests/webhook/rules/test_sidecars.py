@@ -70,7 +70,7 @@ def test_the_values_are_configurable() -> None:
     "document",
     {
         "nobody is silent": launcher(),
-        "compute is no whole CPU": launcher(container("log"), compute=container("compute", "1500m")),
+        "compute is not a whole CPU": launcher(container("log"), compute=container("compute", "1500m")),
         "pod-level resources": launcher(container("log"), resources={"limits": FULL}),
         "no compute container": pod(container("main", FULL), container("log"), labels=LAUNCHER),
         "no launcher, nobody asks": annotated(container("log")),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from tests.environments import plain_http
 from tests.webhook.clients import (
     CA,
     OTHER_CA,
@@ -52,7 +53,8 @@ def test_reviews_and_status_are_served(secret: Mounted) -> None:
         with client(server) as http:
             answers = [http.post(path, content=review()) for path in ("/mutate", "/validate")]
         paths = [
-            httpx.get(server.status_url + path).status_code for path in ("/healthz", "/readyz", "/metrics")
+            plain_http.get(server.status_url + path).status_code
+            for path in ("/healthz", "/readyz", "/metrics")
         ]
 
         assert [answer.json()["response"]["allowed"] for answer in answers] == [True, True]
@@ -61,7 +63,7 @@ def test_reviews_and_status_are_served(secret: Mounted) -> None:
         assert server.metric('corepin_webhook_reviews_total{endpoint="mutate",outcome="allowed"') == 1
         assert server.metric("corepin_webhook_certificate_not_after_seconds") > 0
         assert server.reviews.wait_for("review", endpoint="validate")["uid"] == "0b1c"
-        assert httpx.get(f"{server.status_url}/mutate").status_code == 404
+        assert plain_http.get(f"{server.status_url}/mutate").status_code == 404
 
 
 def test_an_answer_is_one_record(secret: Mounted) -> None:
@@ -191,7 +193,7 @@ def test_request_that_has_begun_is_answered_after_sigterm(secret: Mounted) -> No
             server.process.send_signal(signal.SIGTERM)
             server.log.wait_for("draining")
 
-            ready = httpx.get(f"{server.status_url}/readyz")
+            ready = plain_http.get(f"{server.status_url}/readyz")
             begun.sendall(body[40:])
             answer = answer_of(begun)
 
