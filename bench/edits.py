@@ -23,6 +23,7 @@ from agent.main import build, reporters
 from agent.process import Agent, Listeners
 from apiserver.access import Access
 from apiserver.client import Api
+from bench import percentile
 from bench.bare import Moment, bare_writes
 
 if TYPE_CHECKING:
@@ -245,7 +246,9 @@ def table(taken: Taken) -> Iterator[str]:
     moving = [moment for kind, times in taken.edits.items() if "exclusive" in kind for moment in times]
     lines = {**taken.edits, MOVING: moving, "bare writes, read back": taken.bare}
     for name, times in lines.items():
-        own = "".join(f"{_at((moment.cpu for moment in times), share) * 1e3:8.1f}" for share in (0.5, 0.99))
+        own = "".join(
+            f"{percentile((moment.cpu for moment in times), share) * 1e3:8.1f}" for share in (0.5, 0.99)
+        )
         yield f"{_times(name, [moment.wall for moment in times])}    {own}"
     yield _times("checkpoint, within the edit", taken.disk)
     yield _times("delivery, before the edit", taken.delivery)
@@ -263,11 +266,9 @@ def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
         for clock in Moment._fields
     )
     for share, limit in LIMITS:
-        found = _at(wall, share) / median(bare_wall)
-        alike = _at(wall, share) / _at(bare_wall, share)
-        beside = (
-            f"CPU time {_at(cpu, share) / median(bare_cpu):.2f} x; {alike:.2f} x their own p{share * 100:.0f}"
-        )
+        found = percentile(wall, share) / median(bare_wall)
+        alike = percentile(wall, share) / percentile(bare_wall, share)
+        beside = f"CPU time {percentile(cpu, share) / median(bare_cpu):.2f} x; {alike:.2f} x their own p{share * 100:.0f}"
         verdict = "holds " if found <= limit else "MISSED"
         sentence = f"{found:.2f} x the median of the bare writes, target {limit:.0f} x ({beside})"
         yield f"{verdict}  p{share * 100:.0f} of the edits {MOVING}: {sentence}"
@@ -275,11 +276,5 @@ def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
 
 def _times(name: str, times: Iterable[float]) -> str:
     kept = list(times)
-    shown = "".join(f"{_at(kept, share) * 1e3:8.1f}" for share in (0.5, 0.9, 0.99, 1.0))
+    shown = "".join(f"{percentile(kept, share) * 1e3:8.1f}" for share in (0.5, 0.9, 0.99, 1.0))
     return f"  {name:27} {len(kept):5}{shown}"
-
-
-def _at(times: Iterable[float], share: float) -> float:
-    """Return a percentile of the times."""
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -96,7 +96,7 @@ def plain(node: ContainerdNode, name: str) -> None:
     """Start and end a pod without claims."""
     node.add(name)
     time.sleep(REST_SECONDS)
-    node.remove(name)
+    remove(node, name)
     time.sleep(REST_SECONDS)
 
 
@@ -106,9 +106,15 @@ def owner(node: ContainerdNode, name: str) -> None:
     bystander = node.containers["bystander-0"]
     until("all others left", lambda: bystander.cpus == node.all - node.containers[name].cpus)
     time.sleep(REST_SECONDS)
-    node.remove(name)
+    remove(node, name)
     until_equal("all others are back", lambda: bystander.cpus, node.all)
     time.sleep(REST_SECONDS)
+
+
+def remove(node: ContainerdNode, name: str) -> None:
+    """Delete a pod, and its cgroup as the kubelet does: the agent looks at each cgroup that stays in every pass."""
+    node.remove(name)
+    node.containerd.remove_pod_cgroup(f"uid-{name}")
 
 
 def measure(

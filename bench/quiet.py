@@ -5,6 +5,8 @@ them a task that sleeps for a millisecond at a time, seven times over. The figur
 round's thread from when the task is due until it runs, because only that delays the loop; time of other
 programs is not included. The kernel's own work for each file is not included either: the agent holds no lock
 of Python's during a system call.
+
+Last, a quiet pod comes or goes every 30 milliseconds, a thousand a minute, and the rounds and writes are counted.
 """
 
 from __future__ import annotations
@@ -20,23 +22,23 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from agent.quiet.balancer import FILE as BAN
 from agent.quiet.balancer import Balancer
-from agent.quiet.interrupt_ban import FILE as KEPT
+from agent.quiet.interfaces import RecordFile
 from agent.quiet.interrupt_ban import InterruptBan
 from agent.quiet.interrupts import DEFAULT, KernelInterrupts
 from agent.quiet.irqbalance import Irqbalance
 from agent.quiet.keeper import Kept, QuietKeeper
 from agent.quiet.kept import KeptLookup
 from agent.quiet.mover import InterruptMover
-from agent.quiet.quieting import in_daemon_thread
-from agent.quiet.taken import FILE as TAKEN
+from agent.quiet.quieting import Quieting, in_daemon_thread
 from agent.quiet.taken import TakenStore
 from agent.reconcile.restorable import Restorable
 from pinning.machine.cpuset import EMPTY, CPUSet
+from tests.agent.quiet.quieting.scene import EMPTY_STATE, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,8 @@ CPUS: Final = 256
 INTERRUPTS: Final = 4000
 QUIET: Final = CPUSet(range(4, CPUS))
 TICK_SECONDS: Final = 0.001
+CHURN_SECONDS: Final = 20.0
+CHANGE_SECONDS: Final = 0.03
 REPEATS: Final = 7
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
 
@@ -72,21 +76,22 @@ class MemoryInterrupts(KernelInterrupts):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "irq", folder / "sys")
         self._folder = folder / "irq"
+        self.writes = 0
 
-    def move(self, number: str, cpus: CPUSet) -> None:
+    def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
         """Set the affinity of an interrupt."""
         name = "default_smp_affinity" if number == DEFAULT else f"{number}/smp_affinity_list"
+        self.writes += 1
         os.truncate(self._folder / name, 0)
-        super().move(number, cpus)
+        super().move(number, cpus, identity)
 
 
-def keeper_of(folder: Path) -> QuietKeeper:
+def keeper_of(folder: Path, interrupts: MemoryInterrupts) -> QuietKeeper:
     """Return a keeper on a tree, without irqbalance."""
-    interrupts = MemoryInterrupts(folder)
-    store = TakenStore(Restorable(folder / TAKEN, "boot"))
+    store = TakenStore(Restorable(folder / RecordFile.INTERRUPTS, "boot"))
     irqbalance, now = Irqbalance(folder / "run", folder / "proc"), time.monotonic
-    balancer = Balancer(irqbalance, Restorable(folder / BAN, "boot"), now)
-    ban = InterruptBan(irqbalance, Restorable(folder / KEPT, "boot"), now)
+    balancer = Balancer(irqbalance, Restorable(folder / RecordFile.BANNED_CPUS, "boot"), now)
+    ban = InterruptBan(irqbalance, Restorable(folder / RecordFile.BANNED_INTERRUPTS, "boot"), now)
     mover = InterruptMover(interrupts, store, now)
     return QuietKeeper(interrupts, mover, balancer, Kept(KeptLookup(interrupts, now), ban))
 
@@ -126,7 +131,7 @@ def _waited() -> float:
 
 def measure(folder: Path) -> None:
     """Print the figures of rounds that move all interrupts, find no work, and restore all."""
-    keeper = keeper_of(folder)
+    keeper = keeper_of(folder, MemoryInterrupts(folder))
     rounds = {
         "all moved": QUIET,
         "nothing to do": QUIET,
@@ -148,6 +153,30 @@ def measure(folder: Path) -> None:
         )
 
 
+async def churn(folder: Path) -> None:
+    """Print how many rounds and writes a quiet pod causes that comes and goes all the time."""
+    interrupts = MemoryInterrupts(folder)
+    quieting, rounds = Quieting(keeper_of(folder, interrupts)), 0
+
+    def ended() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    work = asyncio.create_task(quieting.run(ended))
+    cost, end = time.process_time(), time.monotonic() + CHURN_SECONDS
+    for state in cycle((STATE, EMPTY_STATE)):
+        quieting.add(state)
+        await asyncio.sleep(CHANGE_SECONDS)
+        if time.monotonic() > end:
+            break
+    share = (time.process_time() - cost) / CHURN_SECONDS
+    work.cancel()
+    sys.stdout.write(
+        f"a thousand pods a minute: a round with changes every {CHURN_SECONDS / rounds:.1f} s,"
+        f" {interrupts.writes / CHURN_SECONDS:.0f} writes of affinities a second, {share:.1%} of one CPU\n"
+    )
+
+
 def main() -> int:
     """Measure on a tree in memory."""
     argparse.ArgumentParser(prog="python -m bench.quiet", description=__doc__).parse_args()
@@ -156,6 +185,7 @@ def main() -> int:
         gc.collect()
         gc.freeze()  # as the agent's process does
         measure(Path(folder))
+        asyncio.run(churn(Path(folder)))
     return 0
 
 

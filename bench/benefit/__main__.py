@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from bench import percentile
 from demo.agent import LocalAgent
 
 NEIGHBOURS: Final = 4
@@ -69,22 +70,16 @@ def measure_once(
     return found
 
 
-def at(times: list[float], share: float) -> float:
-    """Return a percentile of the times."""
-    ordered = sorted(times)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
-
-
 def table(taken: dict[str, dict[str, list[float]]]) -> list[str]:
     """Return the lines of the table, in milliseconds, with the ratios."""
     lines = [f"{'ms':<28}{'':<12}" + "".join(f"{name:>9}" for name, _ in PERCENTILES) + f"{'times':>8}"]
     for kind, title in KINDS.items():
         for policy in POLICIES:
             times = taken[policy][kind]
-            shown = "".join(f"{at(times, share) * 1e3:>9.3f}" for _, share in PERCENTILES)
+            shown = "".join(f"{percentile(times, share) * 1e3:>9.3f}" for _, share in PERCENTILES)
             lines.append(f"{title:<28}{policy:<12}{shown}{len(times):>8}")
         ratios = "".join(
-            f"{at(taken['none'][kind], share) / at(taken['exclusive'][kind], share):>8.1f}x"
+            f"{percentile(taken['none'][kind], share) / percentile(taken['exclusive'][kind], share):>8.1f}x"
             for _, share in PERCENTILES
         )
         lines.append(f"{title:<28}{'ratio':<12}{ratios}")

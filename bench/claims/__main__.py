@@ -3,8 +3,8 @@
 A driver of ResourceClaims on its real sockets prepares 200 claims of 110 pods: real passes, which save the
 ledger on disk, and CDI files in memory, where `/var/run` of a node is, too; runtime, cgroups and API server
 are in memory. Beside it the answers for new containers are timed with and without claims, because each adds a
-variable to them, and the memory of claims is counted. Calls are timed as the kubelet waits for them; their
-CPU time does not depend on the load. Answers are timed in CPU time.
+variable to them, and the memory of claims is counted. A call's time is what the kubelet waits for it; its CPU time
+does not depend on the load. Answers are timed in CPU time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import sys
 import tempfile
 import time
 import tracemalloc
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -29,11 +30,11 @@ from agent.dra.driver import DRADriver
 from agent.dra.plugin import SERVICE
 from agent.dra.reader import ClaimReader
 from agent.grpc_calls import Calls
+from bench import percentile
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, Topology, assemble
 from pinning.planning.observed import Owner
 from pinning.planning.start_table import Start, start_table
-from tests.agent.dra.driver_node import FakeApi
 from tests.agent.fakes import FakeNode
 from tests.pinning.dra.claiming import ClaimWorld, claim, document, result, uid_of
 from tests.pinning.world import Wish, pod_document
@@ -62,6 +63,24 @@ def device(number: int) -> str:
     return f"cpudevnuma{number % (CPUS // CPUS_PER_NODE):03d}"
 
 
+class Allocations:
+    """An API server that makes each claim when it is read, so that none takes memory of this process."""
+
+    async def get(self, path: str) -> bytes:
+        """Return a claim."""
+        await asyncio.sleep(0)
+        return json.dumps(allocated(path.rpartition("/")[2])).encode()
+
+
+def allocated(name: str) -> dict[str, Any]:
+    """Return the claim of this name, which is reserved for its pod."""
+    number, uid = int(name[1:]), f"pod-{int(name[1:]) % PODS}"
+    made = document(result("1", device=device(number)), uid=uid_of(name))
+    made["metadata"]["name"] = name
+    made["status"]["reservedFor"] = [{"resource": "pods", "name": f"pod-{uid}", "uid": uid}]
+    return made
+
+
 class Node:
     """A node whose agent is a driver, with pods that name claims."""
 
@@ -69,9 +88,8 @@ class Node:
         self.root, self.names = folder / "k", [f"c{number:03}" for number in range(claims)]
         for name in ("plugins", "plugins_registry"):
             (self.root / name).mkdir(parents=True)
-        self.api = FakeApi()
         self.node = FakeNode(folder / "state", machine())
-        reader = ClaimReader(self.api, "node-1")  # type: ignore[arg-type]
+        reader = ClaimReader(Allocations(), "node-1")  # type: ignore[arg-type]
         self.driver = DRADriver(reader, "node-1", self.root, cdi, ClaimMetrics(CollectorRegistry()))
         self.node.claims = self.driver
         self._add()
@@ -79,18 +97,13 @@ class Node:
         self._wanted = asyncio.Event()
 
     def _add(self) -> None:
-        """Create the pods, and allocate their claims."""
+        """Create the pods."""
         for pod in range(PODS):
             uid, names = f"pod-{pod}", self.names[pod::PODS]
             made = pod_document(uid, [Wish("500m")], created=pod)
             made["spec"]["resourceClaims"] = [{"name": name, "resourceClaimName": name} for name in names]
             made["spec"]["containers"][0]["resources"]["claims"] = [{"name": name} for name in names]
             self.node.documents[uid] = made
-            for name in names:
-                made = document(result("1", device=device(int(name[1:]))), uid=uid_of(name))
-                made["metadata"]["name"] = name
-                made["status"]["reservedFor"] = [{"resource": "pods", "name": f"pod-{uid}", "uid": uid}]
-                self.api.claims[name] = made
 
     async def serve(self) -> None:
         """Run a pass at each request."""
@@ -172,9 +185,9 @@ def starts(claims: int) -> list[float]:
     return found
 
 
-def percentile(seconds: list[float], share: float) -> float:
+def milliseconds(seconds: list[float], share: float) -> float:
     """Return a percentile in milliseconds."""
-    return sorted(seconds)[min(int(len(seconds) * share), len(seconds) - 1)] * MILLISECONDS
+    return percentile(seconds, share) * MILLISECONDS
 
 
 @contextmanager
@@ -211,8 +224,8 @@ def rows() -> Iterator[tuple[str, float, float | None]]:
         yield f"Prepare, {how}, CPU time of a pod (ms)", used / PODS * MILLISECONDS, None
         for share in (0.5, 0.99, 1.0):
             limit = PREPARE_LIMIT if share == 0.99 else None
-            yield f"Prepare, {how}, p{share * 100:g} (ms)", percentile(seconds, share), limit
-    without, with_claims = (percentile(starts(claims), 0.99) for claims in (0, CLAIMS))
+            yield f"Prepare, {how}, p{share * 100:g} (ms)", milliseconds(seconds, share), limit
+    without, with_claims = (milliseconds(starts(claims), 0.99) for claims in (0, CLAIMS))
     yield "new container without claims, p99 (ms)", without, None
     yield f"new container, {CLAIMS} claims, p99 (ms)", with_claims, without + START_LIMIT
     half = CLAIMS // 2

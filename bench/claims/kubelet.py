@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import DRA_CAPACITY, DRA_DRIVER
-from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.node.node import CRANE, EXCLUSIVE, pod
 from tests.environments.server.catalog import KUBE_SCHEDULER, KUBELET
 from tests.environments.waiting import until, until_equal
 from tests.node.conftest import _program, _start
@@ -49,6 +49,8 @@ FORCED: Final = "pod deleted by force to next pod running", 5.0
 ROOM: Final = "CPUs free after a failed Prepare to pod running", 2.0
 AWAY: Final = "agent back after 10 s to pod running", 3.0
 BACK: Final = "agent back to its slices published again", 2.0
+CHANGED: Final = "change of a classic pod to its slice written", 1.5
+DEVICE: Final = "cpudevnuma000"
 
 
 class Bench:
@@ -135,7 +137,7 @@ class Bench:
             "request": "cpu",
             "driver": DRA_DRIVER,
             "pool": node.name,
-            "device": "cpudevnuma000",
+            "device": DEVICE,
             "shareID": uid_of_claim(node, name),
             "consumedCapacity": {DRA_CAPACITY: "1"},
         }
@@ -179,6 +181,31 @@ class Bench:
         began = time.monotonic()
         until("the slices are there", lambda: slices(self.node), WAIT)
         self.measure(BACK, began)
+
+    def changes(self, times: int) -> None:
+        """Let a classic pod take the only core for claims, and give it back; the slice says each."""
+        node = self.node
+        node.run(pod("classic", cpu=str(node.cores)))
+        for number in range(times):
+            policy, wanted = ("none", {DEVICE: "1"}) if number % 2 else ("exclusive", {})
+            began = time.monotonic()
+            self.annotate("classic", policy)
+            until_equal("the slice", self.values, wanted)
+            self.measure(CHANGED, began)
+        self.clear()
+
+    def annotate(self, pod_name: str, policy: str) -> None:
+        """Change the policy of a pod, without the time that kubectl takes."""
+        path = f"/api/v1/namespaces/default/pods/{pod_name}"
+        change = {"metadata": {"annotations": {CRANE: policy}}}
+        kind = {"Content-Type": "application/merge-patch+json"}
+        self.node.plane.admin.patch(path, json=change, headers=kind).raise_for_status()
+
+    def values(self) -> dict[str, str]:
+        """Return the CPUs that are published of each device."""
+        found = self.node.plane.read("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        devices = [device for it in found for device in it["spec"].get("devices") or ()]
+        return {device["name"]: device["capacity"][DRA_CAPACITY]["value"] for device in devices}
 
     def restarts(self, kubelets: int, kills: int) -> None:
         """Restart the kubelet and kill the agent while pods with claims come and go."""
@@ -240,6 +267,7 @@ def main() -> None:
     parser.add_argument("--away", type=int, default=3, help="pods that come without an agent; default: 3")
     parser.add_argument("--kubelets", type=int, default=20, help="restarts of the kubelet; default: 20")
     parser.add_argument("--kills", type=int, default=50, help="of the agent; default: 50")
+    parser.add_argument("--changes", type=int, default=50, help="of a classic pod; default: 50")
     parser.add_argument("--back", type=int, default=3, help="slices that are published again; default: 3")
     args = parser.parse_args()
     before = os.getloadavg()[0]
@@ -253,6 +281,7 @@ def main() -> None:
         repeated(bench, bench.away, args.away)
         repeated(bench, bench.room, args.room)
         repeated(bench, bench.back, args.back)
+        bench.changes(args.changes)
         bench.restarts(args.kubelets, args.kills)
         for line in lines(bench):
             print(line, flush=True)

@@ -2,9 +2,12 @@
 
 A device plugin of the tests offers devices on two NUMA nodes, which the agent sees as this machine's cores.
 Pods are started one at a time, in turns with `device-policy` none and require, and then many at once. It
-prints whether the first instruction of each container ran beside its device, the duration of starts, the
-number of further attempts, and the number of calls of the kubelet's socket. Other load on the machine is not
-kept off, and is printed.
+prints whether the first instruction of each container ran beside its device, the time from the request that
+creates the pod to that instruction, the number of further attempts, and the number of calls of the kubelet's
+socket. Other load on the machine is not kept off, and is printed.
+
+Claims hold disjoint CPUs, also those of `share`, so of many pods at once as many have a claim as there are NUMA
+nodes with devices.
 """
 
 from __future__ import annotations
@@ -14,50 +17,43 @@ import os
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.kernel.sysfs import read_topology
+from bench.devices.births import Births, compared, moment
 from pinning.machine.cpuset import CPUSet
-from tests.environments.node.node import EXCLUSIVE, pod
+from tests.environments.node.node import CRANE, EXCLUSIVE, pod
 from tests.environments.server.catalog import KUBE_SCHEDULER, KUBELET
 from tests.environments.waiting import until, until_equal
 from tests.node.conftest import _program, _start
-from tests.node.device_plugin import device_plugin
+from tests.node.device_plugin import device_plugin, resource_on
 from tests.node.starts.numa_nodes import DEVICES, agent_of_nodes, allocatable, plugins_folder
-from tests.node.starts.test_devices import resource_on
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.environments.node.node import Node
 
 SPARE: Final = 200  # devices of each NUMA node: one that was just returned is not needed at once
 WORDS: Final = ("none", "require")
-POLL_SECONDS: Final = 0.01
+# after a pod is deleted, so that what kubelet, runtime and agent still do for it is not part of the next start
+REST_SECONDS: Final = 0.5
+CLAIMS: Final = (
+    "exclusive",
+    "share",
+)  # policies in a crowd, one on each NUMA node: the shared set is never empty
 PODS: Final = "/api/v1/namespaces/default/pods"
 _numbers = count(1)
 
 
-@dataclass
-class Births:
-    """Observations of the starts under one policy."""
+class Created(NamedTuple):
+    """A pod, and the time of day at which it was requested."""
 
-    seconds: list[float] = field(default_factory=list)
-    right: int = 0
-    again: int = 0  # needed another attempt to create the container
-
-    def line(self, title: str) -> str:
-        """Return them as text."""
-        ordered = sorted(self.seconds)
-        number = len(ordered)
-        if not number:
-            return f"{title:<34} no births"
-        p50, p99 = (ordered[min(number - 1, int(number * share))] * 1e3 for share in (0.5, 0.99))
-        return (
-            f"{title:<34}{number:>5} births, right {self.right:>5}, tried again {self.again:>3},"
-            f" p50 {p50:>7.0f} ms, p99 {p99:>7.0f} ms"
-        )
+    name: str
+    uid: str
+    at: float
 
 
 class Bench:
@@ -68,21 +64,23 @@ class Bench:
         self.cores = read_topology(Path("/")).cores
         self.api = node.plane.server.client()
 
-    def create(self, name: str, word: str, number: int) -> str:
-        """Create a pod with a device of a NUMA node, with one CPU if `word` is set; return its uid."""
-        document = pod(name, {**EXCLUSIVE, DEVICES: word} if word else {}, cpu="1" if word else None)
+    def create(self, name: str, policies: Mapping[str, str], number: int) -> Created:
+        """Create a pod with a device of a NUMA node, and with one CPU if there are policies."""
+        document = pod(name, policies, cpu="1" if policies else None)
         resources = document["spec"]["containers"][0]["resources"]
         resources["limits"] = resources["requests"] = {**resources["limits"], resource_on(number): "1"}
+        at = time.time()
         made: dict[str, Any] = self.api.post(PODS, json=document).raise_for_status().json()
-        return str(made["metadata"]["uid"])
+        return Created(name, str(made["metadata"]["uid"]), at)
 
-    def first(self, name: str, uid: str, began: float, births: Births, number: int | None) -> None:
-        """Wait for the first log line of a pod, and record it; without `number` any CPU is right."""
-        while not (lines := self.node.log_lines(name, uid)):
-            if time.monotonic() > began + 300:
-                raise RuntimeError(f"{name} did not start: {self.node.pod(name)}")
-            time.sleep(POLL_SECONDS)
-        births.seconds.append(time.monotonic() - began)
+    def first(self, created: Created, births: Births, number: int | None) -> None:
+        """Wait for the first log line of a pod, and record it; without `number` any CPU is right.
+
+        The line has the time at which the runtime read it, so that the poll does not blur the duration.
+        """
+        name, uid, at = created
+        lines = until(f"{name} starts", lambda: self.node.log_lines(name, uid), 300)
+        births.seconds.append(moment(lines[0][0]) - at)
         births.right += number is None or CPUSet.parse(lines[0][1]) <= self.cores[number].cpus
         births.again += self.was_refused(uid)
 
@@ -96,6 +94,7 @@ class Bench:
         """Delete pods, and wait until they are deleted."""
         for name in names:
             self.api.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"})
+        until_equal("pods are gone", self.node.pods, [], 300)
         until("containers are gone", lambda: not self.node.containerd.running(), 300)
         until_equal("no CPUs are held", self.held, [], 300)
 
@@ -111,27 +110,28 @@ class Bench:
             for word in WORDS if birth % 2 == 0 else WORDS[::-1]:
                 if time.monotonic() > until_moment:
                     return found
-                name, place = f"single-{next(_numbers)}", birth % 2
-                began = time.monotonic()
-                uid = self.create(name, word, place)
-                self.first(name, uid, began, found[word], None if word == "none" else place)
-                self.remove(name)
+                place = birth % 2
+                created = self.create(f"single-{next(_numbers)}", {**EXCLUSIVE, DEVICES: word}, place)
+                self.first(created, found[word], None if word == "none" else place)
+                self.remove(created.name)
+                time.sleep(REST_SECONDS)
         return found
 
     def crowd(self, size: int) -> Births:
-        """Start many pods with devices at once; those with a CPU count, one on each core but one."""
-        births, others, began = Births(), [], time.monotonic()
-        owning = max(1, len(self.cores) - 1)  # a CPU stays for the others
-        for at in range(size - owning):
-            others.append(f"crowd-{next(_numbers)}")
-            self.create(others[-1], "", at % 2)
-        owners = {f"owner-{next(_numbers)}": place for place in range(owning)}
-        uids = {name: self.create(name, "require", place) for name, place in owners.items()}
-        for name, place in owners.items():
-            self.first(name, uids[name], began, births, place)
+        """Start many pods with devices at once; those with a CPU count."""
+        births = Births()
+        others = [f"crowd-{next(_numbers)}" for _ in range(size - len(CLAIMS))]
+        for at, name in enumerate(others):
+            self.create(name, {}, at % 2)
+        claiming = [
+            self.create(f"claiming-{next(_numbers)}", {CRANE: policy, DEVICES: "require"}, place)
+            for place, policy in enumerate(CLAIMS)
+        ]
+        for place, created in enumerate(claiming):
+            self.first(created, births, place)
         for name in others:
             until(f"{name} runs", lambda name=name: self.node.container(name), 600)  # type: ignore[misc]
-        self.remove(*others, *owners)
+        self.remove(*others, *(created.name for created in claiming))
         return births
 
 
@@ -167,8 +167,10 @@ def main() -> None:
             (folder / part).mkdir()
         bench = Bench(start(stack, folder))
         began = time.monotonic()
-        for word, births in bench.singles(args.births, began + args.minutes * 60).items():
+        singles = bench.singles(args.births, began + args.minutes * 60)
+        for word, births in singles.items():
             print(births.line(f"one at a time, device-policy {word}"), flush=True)
+        print(compared(*singles.values()), flush=True)
         calls(bench, time.monotonic() - began)
         for _ in range(args.crowds):
             print(bench.crowd(args.size).line(f"{args.size} at once"), flush=True)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.quiet.cpu_counts import Reading, Table, growth, read_table
+from agent.quiet.cpu_counts import Reading, Table, growth, read_table, total
 from agent.quiet.thread_times import NO_THREADS, Threads, lost, read_threads
 from bench.partitions.answers import answers
 from bench.partitions.cgroups import CGROUPS, move_all, partition, process
@@ -155,7 +155,7 @@ def counts(before: Sample, after: Sample, cpus: CPUSet) -> dict[str, int | str]:
 
     def grown(table: str, keep: Callable[[bytes, bytes], bool]) -> int | str:
         found = growth(chosen(getattr(before, table), keep), chosen(getattr(after, table), keep), cpus)
-        return found if isinstance(found, str) else sum(found.values())
+        return total(cpus, found)
 
     taken = lost(before.threads, after.threads, cpus)
     values = (

@@ -18,6 +18,7 @@ import grpc
 from agent.dra import dra_pb2 as dra
 from agent.dra import registration_pb2 as registration
 from agent.dra.plugin import SERVICE
+from bench.pod_cost import CountedAgent
 from tests.environments.node.containerd_node import ISOLATE, ContainerdNode, start_node
 from tests.environments.server.daemon import free_port, running
 from tests.environments.server.start import start_servers
@@ -68,7 +69,10 @@ class Plugin(Protocol):
 
 
 class Corepin:
-    """The agent, which reads manifests where other plugins read nothing: part of its cost here."""
+    """The agent, which reads each changed manifest where other plugins read nothing: part of its cost here.
+
+    It does not look at the folder once a second, because the watch of the API server that it replaces does not either.
+    """
 
     def __init__(self, node: ContainerdNode) -> None:
         self._node = node
@@ -97,7 +101,8 @@ class Corepin:
 @contextmanager
 def corepin(containerd: Containerd, folder: Path) -> Iterator[Corepin]:
     """Run the agent as an NRI plugin."""
-    with start_node(containerd, folder, nri=str(containerd.nri_socket)) as node:
+    nri = str(containerd.nri_socket)
+    with start_node(containerd, folder, nri=nri, process=CountedAgent) as node:
         until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
         yield Corepin(node)
 

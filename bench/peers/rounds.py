@@ -127,6 +127,7 @@ class Round:
     def _remove(self, name: str) -> None:
         self._plugin.forget(name)
         self._containerd.remove_pod(self._pods.pop(name).id)
+        self._containerd.remove_pod_cgroup(f"uid-{name}")
 
     def _count(self, name: str, expected: CPUSet) -> None:
         """Compare the CPUs of a container's first instruction."""

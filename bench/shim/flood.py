@@ -23,8 +23,8 @@ from typing import Final
 
 from agent.kernel.cgroupfs import V2, Hierarchy
 from agent.wrappers.peer import cgroup_of, connected
-from agent.wrappers.protocol import SOCKET
 from agent.wrappers.service import Dependencies, WrapperService
+from pinning.contract import CMK_SOCKET
 from tests.agent.states import bound
 from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 from tests.pods import container
@@ -146,7 +146,7 @@ async def measure(kind: str, folder: Path) -> tuple[float, float, float, int, in
     )
     scene.keeper = WrapperService(folder / "install", edges, scene.store, scene.texts)
     scene.show = lambda: None  # type: ignore[method-assign]  # a state made anew, which agents do once for many
-    path = str(folder / "install" / SOCKET)
+    path = str(folder / "install" / CMK_SOCKET)
     pids: list[int] = []
     try:
         if KINDS[kind]:
