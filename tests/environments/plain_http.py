@@ -11,9 +11,13 @@ import httpx
 _NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def get(url: str, timeout: float = 5.0) -> httpx.Response:
+# A server that does not listen refuses at once; one that listens and has no CPU for seconds is waited for.
+SECONDS: Final = 60.0
+
+
+def get(url: str) -> httpx.Response:
     """Return the answer to a GET request over http."""
-    return httpx.get(url, trust_env=False, timeout=timeout, verify=_NO_AUTHORITIES)
+    return httpx.get(url, trust_env=False, timeout=SECONDS, verify=_NO_AUTHORITIES)
 
 
 def answers(url: str, wanted: int = httpx.codes.OK) -> bool:

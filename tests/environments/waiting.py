@@ -1,7 +1,8 @@
-"""Poll for conditions that send no notification."""
+"""Wait for conditions that send no notification."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 SECONDS: Final = 180.0  # one or two seconds on an idle machine, a minute for a kubelet beside a load of 20
 _POLL_SECONDS: Final = 0.05
+_TURNS: Final = 20  # more than any chain of tasks in these tests needs
 
 
 def until(what: str, look: Callable[[], Found | None], seconds: float = SECONDS) -> Found:
@@ -28,3 +30,9 @@ def until_equal(what: str, look: Callable[[], Found], wanted: Found, seconds: fl
     while (found := look()) != wanted:
         assert time.monotonic() < deadline, f"{what}: after {seconds:.0f} s {found!r} and not {wanted!r}"
         time.sleep(_POLL_SECONDS)
+
+
+async def settle() -> None:
+    """Let the event loop take turns, so that every task runs until it waits for something outside of the loop."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)

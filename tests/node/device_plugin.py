@@ -32,9 +32,17 @@ def _device(name: str, node: int) -> bytes:
     return _field(1, _field(1, name.encode()) + _field(2, b"Healthy") + _field(3, topology))
 
 
+def resource_on(number: int) -> str:
+    """Return the resource whose devices are all on one NUMA node."""
+    return f"example.com/on-{number}"
+
+
 @contextmanager
-def device_plugin(folder: Path, resource: str, *nodes: int) -> Iterator[None]:
-    """Give the kubelet one device on each of these NUMA nodes, until the block ends; `folder` has its plugins' sockets."""
+def device_plugin(folder: Path, resource: str, *nodes: int, seconds: float = 0.0) -> Iterator[None]:
+    """Give the kubelet one device on each of these NUMA nodes, until the block ends; `folder` has its plugins' sockets.
+
+    The plugin takes `seconds` for each allocation.
+    """
     ends = threading.Event()
     devices = b"".join(_device(f"d{at}", node) for at, node in enumerate(nodes))
 
@@ -42,11 +50,15 @@ def device_plugin(folder: Path, resource: str, *nodes: int) -> Iterator[None]:
         yield devices
         ends.wait()
 
+    def allocate(_: bytes, __: Any) -> bytes:
+        ends.wait(seconds)
+        return _field(1, _NO_MESSAGE)
+
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     methods = {
         "GetDevicePluginOptions": unary(lambda _, __: _NO_MESSAGE),
         "ListAndWatch": stream(list_and_watch),
-        "Allocate": unary(lambda _, __: _field(1, _NO_MESSAGE)),
+        "Allocate": unary(allocate),
     }
     name = resource.replace("/", "_")
     with tempfile.TemporaryDirectory() as short, ThreadPoolExecutor(4) as threads:

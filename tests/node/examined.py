@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.environments.node.node import COMMAND, places
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from tests.environments.node.node import Node
@@ -27,8 +28,16 @@ def corepin(node: Node, *arguments: str, manifest: str = "") -> subprocess.Compl
 
 
 def examined(node: Node, *flags: str) -> dict[str, dict[str, str]]:
-    """Return the findings of `corepin doctor` by subject, of several the last."""
+    """Return the findings of `corepin doctor` by subject, of several the last.
+
+    The doctor waits three seconds for the runtime. On a busy machine these may pass, and it is run again.
+    """
     flags = (*places(node.containerd, node.kubelet), "--socket", str(node.agent.socket), *flags)
-    done = corepin(node, "doctor", *flags, "-o", "json")
-    assert done.stderr == ""
-    return {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
+
+    def checks() -> dict[str, dict[str, str]] | None:
+        done = corepin(node, "doctor", *flags, "-o", "json")
+        assert done.stderr == ""
+        found = {check["subject"]: check for check in json.loads(done.stdout)["checks"]}
+        return found if found["runtime"]["verdict"] != "unknown" else None
+
+    return until("the runtime answers the doctor", checks)

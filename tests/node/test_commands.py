@@ -19,6 +19,7 @@ from tests.node.examined import corepin, examined
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.doctor.checks import ForeignThreads
     from pinning.machine.cpuset import CPUSet
     from tests.environments.node.node import Node
 
@@ -49,6 +50,7 @@ def busy(node: Node, cpus: CPUSet) -> Iterator[str]:
 def test_map_shows_the_owners_of_a_nodes_cpus(node: Node) -> None:
     """From annotations and from the socket the map shows a CPU's owner, and none once the policy is removed."""
     [pinned] = node.run(pod("pinned", EXCLUSIVE, cpu="1"))
+    until("moved and read back", lambda: (node.status("pinned") or {}).get("pinned"))
     until("told", lambda: "pinned" in pools(node))
     assert f"default/pinned/main: exclusive, CPUs {pinned.cpus}" in shown(node, "map", "--node", node.name)
     local = shown(node, "map", "--socket", str(node.agent.socket))
@@ -86,6 +88,7 @@ def test_plan_uses_the_machine_that_the_agent_published(node: Node) -> None:
 
 def test_doctor_knows_every_part(node: Node) -> None:
     """Doctor's checks of runtime, cgroups and kubelet pass; its one finding is the scheduler's count of CPUs."""
+    until_equal("pods of an earlier test", lambda: node.agent.state()["pods"], [])
     found = examined(node)
     fine = {name: check["told"] for name, check in found.items() if check["verdict"] == "ok"}
     assert fine["pods' cgroup"] == f"{node.containerd.cgroup}/kubepods"
@@ -111,8 +114,13 @@ def test_doctor_sees_who_runs_on_exclusive_cpus(node: Node) -> None:
     [pinned] = node.run(spinning)
     until_equal("own CPU", lambda: len(pinned.cpus), 1)
     with busy(node, pinned.cpus) as cgroup:
-        seen = read_facts(Places(), until("known", lambda: owning(node)), seconds=1).foreign_threads
-    assert seen
+        known = until("known", lambda: owning(node))
+
+        def foreign() -> ForeignThreads | None:  # a thread may get no CPU within the second
+            found = read_facts(Places(), known, seconds=1).foreign_threads
+            return found if found and cgroup in found.by_cgroup else None
+
+        seen = until("the thread", foreign)
     assert seen.by_cgroup[cgroup] == {"sh": 1}
     assert not [path for path in seen.by_cgroup if path.startswith(f"{node.containerd.cgroup}/kubepods")]
 

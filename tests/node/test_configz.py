@@ -91,14 +91,14 @@ def test_configz_needs_the_right_of_the_manifests(node: Node, caplog: pytest.Log
         assert ask(node, stranger) is None
         assert "403" in caplog.records[-1].__dict__["facts"]["reason"]
     caplog.clear()
-    assert ask(node, agent) is None  # its certificate is its own again, and such a kubelet gets no token
+    assert ask(node, agent) is None  # its certificate is self-signed again: it gets no token
     assert "certificate" in caplog.records[-1].__dict__["facts"]["reason"]
 
 
 def test_kubelet_that_reserves_nothing_says_so(node: Node) -> None:
     """Reserved amounts that are missing in the configuration are none."""
+    token = account(node, "may-ask", *agent_rules())  # the API server learns of it while the kubelet restarts
     with kubelet_settings(node, **serving(node), kubeReserved={"cpu": "0"}):
-        token = account(node, "may-ask", *agent_rules())
         assert ask(node, token) == KubeletConfig(
             KubeletPolicy.NONE, EMPTY, KubeletPolicy.NONE, topology_manager="none"
         )

@@ -41,7 +41,7 @@ def test_exclusive_pod_has_a_cpu_of_its_own(node: Node) -> None:
 
 def test_scheduler_counts_the_cores_that_the_agent_publishes(node: Node) -> None:
     """A pod that takes every CMK core is pinned; a second one is scheduled when they are free again."""
-    until_equal("published", node.published, (str(node.cores), str(node.cores)))
+    node.wait_for_cores()
     first, bystander = node.run(pod("first", cores=node.cores), pod("bystander"))
     until_equal("common CPUs", lambda: bystander.cpus & first.cpus, EMPTY)
     node.settled({first: node.all - bystander.cpus})
@@ -83,6 +83,7 @@ def test_resize_beyond_the_free_cores_is_a_refusal(node: Node) -> None:
     document = pod("alone", {"smt-policy.corepin.io/pod": "isolate"}, cpu=str(node.cores))
     for amounts in document["spec"]["containers"][0]["resources"].values():
         amounts[ISOLATED] = str(node.cores)
+    node.wait_for_cores()
     [alone] = node.run(document)
     until("told", lambda: (node.status("alone") or {}).get("pinned"))
     own = alone.cpus

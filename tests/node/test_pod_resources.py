@@ -16,7 +16,7 @@ from agent.kubelet.pod_resources import PodResources, socket_beside
 from pinning.machine.cpuset import EMPTY, CPUSet
 from tests.environments.node.node import Container, pod
 from tests.environments.node.settings import kubelet_settings, until_observing
-from tests.environments.waiting import until, until_equal
+from tests.environments.waiting import SECONDS, until, until_equal
 from tests.node.restarting import restart_kubelet
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Asked:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._kubelet = PodResources(socket_beside(node.kubelet.cpu_manager_state))
-        self._runtime = CRI(node.containerd.socket)
+        self._kubelet = PodResources(socket_beside(node.kubelet.cpu_manager_state), timeout_seconds=SECONDS)
+        self._runtime = CRI(node.containerd.socket, timeout_seconds=SECONDS)
         self._assignments = KubeletAssignments(self._kubelet, self._runtime)
 
     async def exclusive(self) -> Mapping[str, CPUSet] | None:
@@ -79,45 +79,41 @@ def guaranteed(name: str) -> dict[str, object]:
     return document
 
 
-def test_pod_resources_have_the_kubelets_assignment(node: Node, static: tuple[Container, Container]) -> None:
+async def test_pod_resources_have_the_kubelets_assignment(
+    node: Node, static: tuple[Container, Container]
+) -> None:
     """PodResources has a container's exclusive CPUs, as kernel and runtime have them, also after a restart."""
     own, other = static
 
-    async def look() -> None:
-        asked = Asked(node)
-        expected = {
-            "own": HeldCPUs(own.cpus, is_exclusive=True),
-            "other": HeldCPUs(other.cpus, is_exclusive=False),
-        }
-        assert await asked.exclusive() == {"default/own/main": own.cpus, "default/other/main": EMPTY}
-        assert await asked.held() == expected
-        assert await asked.recorded() == {"own": own.cpus, "other": other.cpus}
-        restart_kubelet(node)  # not in another thread, with which the kubelet would end
-        while (found := await asked.exclusive()) is None or len(found) < len(expected):
-            await asyncio.sleep(0.05)
-        assert await asked.held() == expected
-
-    asyncio.run(look())
+    asked = Asked(node)
+    expected = {
+        "own": HeldCPUs(own.cpus, is_exclusive=True),
+        "other": HeldCPUs(other.cpus, is_exclusive=False),
+    }
+    assert await asked.exclusive() == {"default/own/main": own.cpus, "default/other/main": EMPTY}
+    assert await asked.held() == expected
+    assert await asked.recorded() == {"own": own.cpus, "other": other.cpus}
+    restart_kubelet(node)  # not in another thread, with which the kubelet would end
+    while (found := await asked.exclusive()) is None or len(found) < len(expected):
+        await asyncio.sleep(0.05)
+    assert await asked.held() == expected
 
 
-def test_assignments_are_kept_while_the_kubelet_is_down(
+async def test_assignments_are_kept_while_the_kubelet_is_down(
     node: Node, static: tuple[Container, Container]
 ) -> None:
     """While the kubelet is down known assignments are kept; a new reader finds only the cpusets."""
     own, other = static
 
-    async def look() -> None:
-        asked, late = Asked(node), Asked(node)
-        try:
-            before = await asked.held()
-            node.kubelet.stop()
-            assert await asked.exclusive() is None
-            assert await asked.held() == before
-            assert await late.held() == {
-                "own": HeldCPUs(own.cpus, is_exclusive=None),
-                "other": HeldCPUs(other.cpus, is_exclusive=None),
-            }
-        finally:
-            node.kubelet.start()
-
-    asyncio.run(look())
+    asked, late = Asked(node), Asked(node)
+    try:
+        before = await asked.held()
+        node.kubelet.stop()
+        assert await asked.exclusive() is None
+        assert await asked.held() == before
+        assert await late.held() == {
+            "own": HeldCPUs(own.cpus, is_exclusive=None),
+            "other": HeldCPUs(other.cpus, is_exclusive=None),
+        }
+    finally:
+        node.kubelet.start()

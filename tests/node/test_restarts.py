@@ -47,7 +47,8 @@ def test_restarted_kubelet_rejects_no_running_pod(node: Node, agent: str) -> Non
     if agent == "dead":
         node.agent.kill()
     restart_kubelet(node, node.agent.kill if agent.startswith("killed") else lambda: None)
-    # What is published while the kubelet admits again is at least what runs; what comes after is new.
+    # While the kubelet admits its pods again, the published number is at least that of running claims; later pods
+    # are new.
     assert alive(node) == before
     assert (claimed.cpus, plain.cpus) == cpus
     if agent != "alive":
@@ -103,14 +104,15 @@ def test_agent_backs_off_from_a_failing_api_server(node: Node, status: int) -> N
     """While every request fails no pod moves and the agent backs off; then it catches up."""
     pinned, bystander = shared_pair(node)
     cpus = (pinned.cpus, bystander.cpus)
-    with node.proxy.counting() as requests, node.proxy.failing(status):
+    # Counted from the first failure to the last: a request before or after that one is answered.
+    with node.proxy.failing(status), node.proxy.counting() as requests:
         ends = time.monotonic() + FAULT_SECONDS
         node.annotate("pinned", "none")
         node.apply(pod("late"))
         late = node.running("late")
+        until_equal("a stranger joins the others", lambda: late.cpus, bystander.cpus)
         until("time is over", lambda: time.monotonic() > ends)
         assert (pinned.cpus, bystander.cpus) == cpus
-        assert late.cpus == bystander.cpus  # a stranger joins the others
     assert {request.failed_with for request in requests} == {status}
     patient(requests, 30 + min(int(FAULT_SECONDS), 10))
     node.settled({pinned: node.all, bystander: node.all, late: node.all})

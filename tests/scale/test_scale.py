@@ -15,6 +15,9 @@ FEW: Final = 10
 MANY: Final = 40
 PODS: Final = 6  # on each node; every second one is pinned
 SECONDS: Final = 240  # for each number of nodes; who watches too much may never come to an end
+# Requests per pinned pod, of which four are needed: a busy machine may show an intermediate state in one more. A second
+# request of a kind for each pinned pod, or one for each plain pod, would make five.
+MOST: Final = 4.7
 TOLD: Final = ("PATCH pods", "POST events", "PATCH nodes/status", "PATCH configmaps")
 
 
@@ -25,7 +28,7 @@ async def costs(cluster: Cluster, count: int) -> tuple[Cost, Cost]:
 
 
 def test_cost_per_node_does_not_grow_with_the_other_nodes() -> None:
-    """Four times as many nodes, the same pods on each: requests per pod and bytes watched per node stay as they are.
+    """With four times as many nodes, and the same pods on each, requests per pod and bytes watched per node do not grow.
 
     A pinned pod is reported by one PATCH, one Event, one PATCH of the node and one of the ConfigMap; a plain one costs
     nothing. Every agent has the rights of the manifests and a token of its own node.
@@ -44,7 +47,7 @@ def test_cost_per_node_does_not_grow_with_the_other_nodes() -> None:
         pinned = nodes * PODS // 2
         assert filling.failed == {}
         assert {kind: filling.requests[kind] >= pinned for kind in TOLD} == dict.fromkeys(TOLD, True)
-        assert filling.asked <= 4.2 * pinned, filling.requests
+        assert filling.asked <= MOST * pinned, filling.requests
         assert starting.asked <= 8 * nodes, starting.requests
     for which in (Cost.watched_bytes, Cost.received_bytes):
         assert sum(map(which, many)) / MANY == pytest.approx(sum(map(which, few)) / FEW, rel=0.1)

@@ -1,4 +1,4 @@
-"""Count what one agent asks of the API server, and what it gets, at the transport of its client."""
+"""Count one agent's requests to the API server and the answers, at its client's transport."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Final
 
 import httpx
 
-LIMITS: Final = httpx.Limits(max_connections=4, keepalive_expiry=60)  # the agent's own
+from apiserver.client import CONNECTIONS
+
+LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=60)  # the agent's own
 _PATH: Final = re.compile(r"/api/v1/(?:namespaces/[^/]+/)?(\w+)(/[^/]+)?(/\w+)?")
 
 

@@ -1,12 +1,14 @@
-"""Inside the guest: interrupts of devices and idle states of CPUs, without and with a pod that asks for quiet ones."""
+"""Inside the guest: interrupts of devices and idle states of CPUs, without and with a pod that requests quiet CPUs."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from agent.quiet.interrupts import KernelInterrupts
 from pinning.contract import CRANE_CPU_MANAGER, IRQ_POLICY, NOISE_POLICY
@@ -48,17 +50,18 @@ from tests.smt.quiet_files import (
 )
 from tests.smt.scenario_irqbalance import balanced
 from tests.smt.scenario_quiet_kills import kills
-from tests.smt.scenario_strangers import strangers
+from tests.smt.scenario_strangers import execs, strangers
+from tests.smt.starter import Start
 
 CONFIG = "reserved: 0-1\nquiet: {interrupts: true, workqueues: true, powerLatency: 20}\n"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
 MOST = "20"  # microseconds, as configured
-LEFT_ALONE = "4"  # a CPU that is not the pod's, and not reserved
+LEFT_ALONE = "4"  # a CPU that is neither the pod's nor reserved
 
 
 def main() -> None:
-    """Report where interrupts fire: without quiet CPUs, with them, and afterwards."""
+    """Report where interrupts fire before, while and after CPUs are quiet."""
     report("boot", kernel=os.uname().release)
     load_a_disk()
     with running_node(VERSIONS[-1]) as node:
@@ -79,16 +82,17 @@ def main() -> None:
         keep_one(node, cpus)
         load_a_driver(cpus)
         add_a_card(cpus)
-        off_and_on(cpus)
+        off_and_on(node, cpus)
         killed(node, cpus)
         ended(node, originals)
         reset(node, originals)
+        execs(node, "again")
         balanced(node)
         kills(node)
 
 
 def load_a_disk() -> None:
-    """Load the driver of a disk, and report the interrupts of its queues and how the kernel refuses to move them."""
+    """Load a disk driver, and report the interrupts of its queues and the kernel's errors when they are moved."""
     subprocess.run(["modprobe", "nvme"], check=True)
     wait_until(lambda: len(managed()) == os.cpu_count())
     files = {number: IRQ / number / "smp_affinity_list" for number in managed()}
@@ -107,7 +111,7 @@ def load_a_disk() -> None:
 
 
 def tell(step: str, cpus: CPUSet, use: str = "") -> None:
-    """Report how many interrupts arrive on the pod's CPUs and on others, while devices are used."""
+    """Report how many interrupts fire on the pod's CPUs and on others while devices are used."""
     use_devices(use)  # a written affinity holds from the next interrupt on
     before = counts()
     use_devices(use)
@@ -120,12 +124,12 @@ def tell(step: str, cpus: CPUSet, use: str = "") -> None:
         default=str(default_affinity()),
         masks=masks(),
         bounds=bounds(),
-        quiet=(ask() or {}).get("quiet"),
+        quiet=published(),
     )
 
 
 def use_devices(file: str) -> None:
-    """Cause interrupts of the host's file system, of a network card, and of what a file is read from."""
+    """Cause interrupts of the host's file system, a network card and the device from which a file is read."""
     traffic()
     ping()
     if file:
@@ -135,14 +139,14 @@ def use_devices(file: str) -> None:
 
 
 def until_off(cpus: CPUSet) -> None:
-    """Wait until all is kept off the CPUs, or for too long: what is reported then shows it."""
+    """Wait until nothing is left on the CPUs, or until a timeout, after which the report shows what is left."""
     began = time.monotonic()
     wait_until(lambda: not reaches(cpus) and are_narrow(cpus))
     report("waited", seconds=round(time.monotonic() - began, 1), reaches=reaches(cpus))
 
 
 def are_narrow(cpus: CPUSet) -> bool:
-    """Return whether the default and the masks are without the CPUs, and these enter no deep idle state."""
+    """Return whether the default affinity and masks exclude the CPUs, and these have a bound for idle states."""
     lists = [default_affinity(), *map(CPUSet.parse, masks().values())]
     return all(it.isdisjoint(cpus) for it in lists) and all(
         bound == MOST for cpu, bound in bounds().items() if int(cpu) in cpus
@@ -153,14 +157,20 @@ def ask_for_quiet(node: Node, cpus: CPUSet) -> None:
     """Change the running pod's annotations."""
     node.edit("hot", 2, QUIET)
     until_off(cpus)
+    wait_until(lambda: published().get("cpus") == str(cpus) and not published().get("kept"))
+
+
+def published() -> dict[str, Any]:
+    """Return the agent's state of quiet CPUs, which it publishes after it has changed the settings."""
+    return (ask() or {}).get("quiet") or {}
 
 
 def keep_one(node: Node, cpus: CPUSet) -> None:
-    """Have the interrupt that fires most stay on the pod's CPUs, by its name, for a while."""
+    """Keep the interrupt that fires most on the pod's CPUs for a while, by its name."""
     number = busiest()
     kernel = KernelInterrupts(IRQ, Path("/sys"))
     node.edit("hot", 2, {**QUIET, f"{IRQ_POLICY}/pod": kernel.name(number)})
-    wait_until(lambda: not kernel.affinity(number).isdisjoint(cpus))
+    wait_until(lambda: not kernel.affinity(number).isdisjoint(cpus) and published().get("kept"))
     tell("kept", cpus)
     devices = {path.name: kernel.of_device(path.name) for path in Path("/sys/bus/pci/devices").iterdir()}
     report("kept", number=number, devices=devices)
@@ -177,7 +187,7 @@ def load_a_driver(cpus: CPUSet) -> None:
 
 
 def add_a_card(cpus: CPUSet) -> None:
-    """Use a network card whose driver is loaded now, and the same one after it was taken out and put in again."""
+    """Use a network card whose driver was just loaded, and again after the card was unplugged and plugged in."""
     if "NETWORK_CARD" not in os.environ:
         return
     subprocess.run(["modprobe", "virtio_net"], check=True)
@@ -195,12 +205,12 @@ def add_a_card(cpus: CPUSet) -> None:
 
 
 def inodes() -> dict[str, int]:
-    """Return the identity of each interrupt, which a later one with its number does not have."""
+    """Return the identity of each interrupt, which changes when its number is reused."""
     return {entry.name: entry.stat().st_ino for entry in Path("/sys/kernel/irq").iterdir()}
 
 
 def reload_a_driver() -> None:
-    """Free interrupts whose numbers the agent knows, and request them again."""
+    """Free interrupts that the agent knows, and request them again with the same numbers."""
     before = inodes()
     subprocess.run(["modprobe", "-r", "virtio_rng"], check=True)
     freed = before.keys() - inodes().keys()
@@ -209,14 +219,19 @@ def reload_a_driver() -> None:
     report("reloaded", freed={number: [before[number], after.get(number)] for number in freed})
 
 
-def off_and_on(cpus: CPUSet) -> None:
-    """Take the only CPU of all interrupts offline, so that the kernel spreads them over all others, and bring it back."""
+def off_and_on(node: Node, cpus: CPUSet) -> None:
+    """Take the only CPU of all interrupts offline, so that the kernel spreads them, and online again.
+
+    The agent is suspended in the meantime: otherwise it could move them before they are reported.
+    """
+    os.kill(node.agent.pid, signal.SIGSTOP)
     for number in affinities():
         with suppress(OSError):
             (IRQ / number / "smp_affinity_list").write_text(LEFT_ALONE)
     traffic()
     switch(int(LEFT_ALONE), on=False)
     report("spread", reaches=reaches(cpus))
+    os.kill(node.agent.pid, signal.SIGCONT)
     until_off(cpus)
     tell("offline", cpus)
     switch(int(LEFT_ALONE), on=True)
@@ -231,7 +246,7 @@ def until_settled() -> None:
 
 
 def killed(node: Node, cpus: CPUSet) -> None:
-    """Kill the agent, move interrupts back to the pod's CPUs, and start another agent."""
+    """Kill the agent, move interrupts back to the pod's CPUs, and start the next agent."""
     node.agent.kill()
     tell("no agent", cpus)
     place_interrupts(cpus)
@@ -242,14 +257,14 @@ def killed(node: Node, cpus: CPUSet) -> None:
 
 
 def ended(node: Node, originals: dict[str, str]) -> None:
-    """End the pod: what was taken is given back."""
+    """Delete the pod, after which the settings are restored."""
     node.remove("hot")
     until_original(originals)
     report("ended", settings=settings(), originals=originals)
 
 
 def until_original(originals: dict[str, str]) -> None:
-    """Wait until everything is as it was before, or for too long."""
+    """Wait until all settings have their original values, or until a timeout."""
     wait_until(lambda: originals.items() <= settings().items())
 
 
@@ -261,7 +276,7 @@ def reset(node: Node, originals: dict[str, str]) -> None:
     report("taken", settings=settings())
     reload_a_driver()
     node.agent.kill()
-    node.agent.starter.send([*node.agent.arguments, "--reset"])
+    node.agent.starter.send(Start([*node.agent.arguments, "--reset"]))
     node.agent.starter.recv()
     status = node.agent.starter.recv()
     report(

@@ -1,4 +1,4 @@
-"""Inside the guest: everything that is shown of a node with SMT, one after the other."""
+"""Inside the guest: all scenarios of a node with SMT, one after the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ from typing import TYPE_CHECKING
 from agent.kernel.sysfs import read_topology
 from pinning.contract import CRANE_CPU_MANAGER
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import OWNER, Node, ask, overlap, report, running_node, switch
+from tests.environments.guest.inside import (
+    OWNER,
+    SYSTEM_NAMESPACE,
+    WORK,
+    Node,
+    ask,
+    overlap,
+    report,
+    running_node,
+    switch,
+)
 from tests.environments.guest.polling import wait_until
+from tests.environments.node import crun
 from tests.environments.node.containerd import VERSIONS
 from tests.smt.local_runtime import local_runtime
 from tests.smt.scenario_devices import devices
@@ -26,12 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KILLS = 10
-NEWEST = VERSIONS[-1]  # it has NRI
+NEWEST = VERSIONS[-1]  # a runtime with NRI
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 
 
 def main() -> None:
-    """Report everything."""
+    """Run all scenarios and report their results."""
     report("boot", kernel=os.uname().release)
     report_topology()
     with running_node(NEWEST) as node:
@@ -50,7 +61,9 @@ def main() -> None:
         vms(node)
         kills(node)
         births_over_nri(node)
+        container_of_crun(node)
         devices(node)
+        strict_reserve(node)
         static_kubelet(node)
 
 
@@ -64,7 +77,7 @@ def report_topology() -> None:
 
 
 def smt_policies(node: Node) -> None:
-    """Let an owner of each policy run at the same time."""
+    """Run an owner of each SMT policy at the same time."""
     node.add("prefer", 3, {**EXCLUSIVE, OWNER: "prefer"})
     node.add("require", 3, {OWNER: "require"})
     node.add("isolate", 2, {OWNER: "isolate"})
@@ -90,7 +103,7 @@ def live_change(node: Node) -> None:
 
 
 def offline_and_back(node: Node) -> None:
-    """Take one CPU of a whole core offline and online again, while a watcher looks for CPUs that two pods have."""
+    """Take one CPU of a whole core offline and online, while a watcher looks for CPUs of two pods."""
     node.add("whole", 2, {OWNER: "require"})
     node.settle()
     report("offline", step="before", **node.snapshot())
@@ -108,13 +121,13 @@ def offline_and_back(node: Node) -> None:
 
 
 def _shared_cpus(node: Node, owner: str, bystander: str) -> str:
-    """Return the CPUs that the owner had before and after the bystander was seen to have them."""
+    """Return CPUs of the owner, before and after, on which the bystander was seen."""
     before, seen, after = node.cpuset(owner), node.cpuset(bystander), node.cpuset(owner)
     return str(overlap(before, after) & CPUSet.parse(seen))
 
 
 class Watcher:
-    """Calls `look` again and again in a thread, and keeps every answer that differs from those before."""
+    """Calls `look` repeatedly in a thread, and keeps every result that differs from those before."""
 
     def __init__(self, look: Callable[[], str]) -> None:
         self.looks = 0
@@ -132,14 +145,14 @@ class Watcher:
                 self._seen.append(answer)
 
     def stop(self) -> list[str]:
-        """Stop looking and return what was seen."""
+        """Stop looking and return the recorded results."""
         self._stop.set()
         self._thread.join()
         return self._seen
 
 
 def kills(node: Node) -> None:
-    """Kill the agent at random moments while pods come, change and go; start it again each time."""
+    """Kill the agent at random moments while pods are created, edited and deleted; start it again each time."""
     seed = int(os.environ["SEED"])
     report("seed", seed=seed)
     chance = random.Random(seed)  # noqa: S311 no secret
@@ -168,7 +181,7 @@ def _kill_once(node: Node, chance: random.Random, number: int) -> None:
 
 
 def _churn(node: Node, chance: random.Random, name: str) -> str:
-    """Add, edit or remove a pod. At most three are there, each needing at most one core: all of them fit."""
+    """Create, edit or delete a pod. At most three exist, each on at most one core, so that all of them fit."""
     pods = sorted(pod for pod in node.wanted if pod.startswith("churn-"))
     if len(pods) < 2 or (len(pods) == 2 and chance.random() < 0.5):
         cpus, words = chance.choice((1, 2)), chance.choice((EXCLUSIVE, {OWNER: "require"}))
@@ -184,13 +197,12 @@ def _churn(node: Node, chance: random.Random, name: str) -> str:
 
 
 def births_over_nri(node: Node) -> None:
-    """Let containers be born with their CPUs, and one that does not fit wait until it does."""
+    """Start containers over NRI: two on their CPUs, and one that waits until enough cores are free."""
     for name in sorted(node.wanted.keys() - {"bystander"}):
         node.remove(name)
     node.agent.kill()
     node.agent.arguments += ["--nri", str(node.containerd.nri_socket)]
-    node.agent.start()
-    wait_until(lambda: (ask() or {}).get("startPath") == "nri")
+    _start_over_nri(node)
     node.add("require", 3, {OWNER: "require"})
     node.add("isolate", 2, {OWNER: "isolate"})
     node.add("plain", 0, {})
@@ -206,6 +218,42 @@ def births_over_nri(node: Node) -> None:
     node.start("late")
     node.settle()
     report("late", first=node.first("late"), **node.snapshot())
+
+
+def _start_over_nri(node: Node) -> None:
+    node.agent.start()
+    wait_until(lambda: (ask() or {}).get("startPath") == "nri")
+
+
+def container_of_crun(node: Node) -> None:
+    """Start a container of crun over NRI, and change its policy while it runs."""
+    node.add("crun", 2, {OWNER: "require"}, handler=crun.HANDLER)
+    node.settle()
+    state = Path("/run/containerd/runc/k8s.io", node.cgroup("crun").name)  # runc's would be state.json
+    files = sorted(path.name for path in state.iterdir())
+    report("crun", step="born", files=files, first=node.first("crun"), **node.snapshot())
+    node.edit("crun", 2, {CRANE_CPU_MANAGER: "none"})
+    node.settle()
+    report("crun", step="shared", **node.snapshot())
+    node.remove("crun")
+
+
+def strict_reserve(node: Node) -> None:
+    """Start an owner, a plain container and one of a system namespace over NRI, under a strict reserve."""
+    for name in sorted(node.wanted.keys() - {"bystander"}):
+        node.remove(name)
+    node.agent.kill()
+    file, before = WORK / "strict.yaml", node.agent.arguments
+    file.write_text(f"strictReserved: true\nsystemNamespaces: [{SYSTEM_NAMESPACE}]\n")
+    node.agent.arguments = [*before, "--config", str(file)]
+    _start_over_nri(node)
+    node.add("require", 3, {OWNER: "require"})
+    node.add("plain", 0, {})
+    node.add("system", 0, {}, namespace=SYSTEM_NAMESPACE)
+    node.settle()
+    first = {name: node.first(name) for name in ("require", "plain", "system")}
+    report("reserved", first=first, **node.snapshot())
+    node.agent.arguments = before
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Inside the guest: agents that are killed while pods ask for quiet CPUs or cease to, and what the next one leaves."""
+"""Inside the guest: agents that are killed while quiet CPUs change, and the settings after the next agent's start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from agent.quiet.taken import FILE
+from agent.quiet.interfaces import RecordFile
 from pinning.contract import CRANE_CPU_MANAGER, NOISE_POLICY
 from pinning.machine.cpuset import CPUSet, union
 from tests.environments.guest.inside import WORK, Node, online, report
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 EXCLUSIVE: Final = {CRANE_CPU_MANAGER: "exclusive"}
 QUIET: Final = {**EXCLUSIVE, f"{NOISE_POLICY}/pod": "quiet"}
 MOST: Final = 20  # microseconds, as configured
-PODS: Final = {"again": 2, "another": 1}  # their CPUs; the first one is there
+PODS: Final = {"again": 2, "another": 1}  # CPUs of the pods; the first pod exists at the start
 BOUNDS: Final = ("0", "100", "5")
-RECORDS: Final = WORK / "state" / FILE  # written before interrupts are
+RECORDS: Final = WORK / "state" / RecordFile.INTERRUPTS  # saved before interrupts are moved
 ROUND_SECONDS: Final = 0.1  # about what a round takes from its records on
 
 
 def kills(node: Node) -> None:
-    """Kill agents at random moments of a change, and report what is wrong after the next one has started."""
+    """Kill agents at random moments of a change, and report settings that the next agent leaves wrong."""
     if os.environ["QUIET_KILLS"] == "0":
         return
     seed = int(os.environ["SEED"])
@@ -58,7 +58,7 @@ def mix(chance: random.Random) -> None:
 
 
 class Churn:
-    """Pods that ask for quiet CPUs and cease to."""
+    """Pods that request quiet CPUs and stop requesting them."""
 
     def __init__(self, node: Node, chance: random.Random, originals: dict[str, str]) -> None:
         self.originals = originals
@@ -71,7 +71,7 @@ class Churn:
 
     @property
     def cpus(self) -> CPUSet:
-        """The CPUs that are to be quiet."""
+        """The expected quiet CPUs."""
         return union(CPUSet.parse(self._node.cpuset(name)) for name in self._quiet)
 
     def change(self, quiet: AbstractSet[str]) -> None:
@@ -81,12 +81,12 @@ class Churn:
         self._quiet = quiet
 
     def wrong(self) -> dict[str, tuple[str, str]]:
-        """Return the settings that are not what they are to be, with what they are and are to be."""
+        """Return the settings that differ from the expected ones, with both values."""
         now, wanted = settings(), quieted(self.originals, self.cpus, MOST)
         return {name: (now[name], text) for name, text in wanted.items() if now[name] != text}
 
     def until_right(self) -> dict[str, tuple[str, str]]:
-        """Wait until nothing is wrong, or for too long; return what is."""
+        """Wait until all settings are right, or until a timeout; return the wrong ones."""
         found: list[dict[str, tuple[str, str]]] = []
 
         def is_right() -> bool:
@@ -106,7 +106,7 @@ class Churn:
         return self._spans
 
     def kill(self) -> dict[str, object]:
-        """Change pods beside an agent that runs or starts, kill it, start the next one, and wait until all is right."""
+        """Change pods while an agent runs or starts, kill it, start the next one, and wait for the right settings."""
         starts, old = self._chance.random() < 0.5, settings()
         chosen = frozenset(name for name in PODS if self._chance.random() < 0.5)
         records = changed_at()
@@ -120,7 +120,7 @@ class Churn:
         return {"starts": starts, "moment": moment, "amid": is_amid, "quiet": str(self.cpus), "wrong": wrong}
 
     def _begin(self, quiet: AbstractSet[str], *, starts: bool) -> None:
-        """Change pods beside an agent that runs, or before one starts."""
+        """Change pods while an agent runs, or before one starts."""
         if starts:
             self._node.agent.kill()
         self.change(quiet)
@@ -128,7 +128,7 @@ class Churn:
             self._node.agent.start()
 
     def _wait(self, records: int, span: float) -> str:
-        """Wait for a random moment: of the whole change, or of its writes, which begin with the records."""
+        """Wait for a random moment of the whole change, or of its writes, which begin with the records."""
         if self._chance.random() < 0.5:
             moment = self._chance.random() * span
             time.sleep(moment)
@@ -140,7 +140,7 @@ class Churn:
 
 
 def changed_at() -> int:
-    """Return when the records of interrupts were written last, 0 if there are none."""
+    """Return when the records of interrupts were last written, or 0 without records."""
     with suppress(FileNotFoundError):
         return RECORDS.stat().st_mtime_ns
     return 0

@@ -1,4 +1,4 @@
-"""Inside the guest, at its end: a kubelet with the static policy, and a machine on the CPUs that it gives."""
+"""Inside the guest, at its end: a kubelet with the static policy, and a virtual machine on the CPUs that it assigns."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from tests.environments.vm.machines import Machine, SocketsFolder
 from tests.environments.vm.pods import SOCKETS, launcher_command, launcher_pod, mount_host
 from tests.environments.vm.published_vm import published_vm
 from tests.environments.vm.seen import see
-from tests.environments.vm.threads import PROC, qemus
+from tests.environments.vm.threads import PROC, find_qemu
 
 if TYPE_CHECKING:
     from tests.environments.guest.inside import Node
 
 NAME: Final = "static"
-CGROUP: Final = "/static"  # of the kubelet; it ends what it does not know below its own
+CGROUP: Final = "/static"  # the kubelet's cgroup root, below which it removes unknown cgroups
 GUEST: Final = Guest(4, cores=2, threads=2, iothreads=("iothread1",), vsock=110)
 
 
 class Asking:
-    """The agent in the guest, which is asked for its state alone."""
+    """A client of the agent in the guest that only reads its state."""
 
     @staticmethod
     def state() -> object:
-        """Return its state."""
+        """Return the agent's state."""
         return ask()
 
 
 def static_kubelet(node: Node) -> None:
-    """Let the kubelet give four CPUs to a machine, and report where its threads may run then."""
+    """Let the kubelet assign four CPUs to a virtual machine, and report the masks of its threads."""
     node.agent.kill()
     for name in list(node.wanted):
         node.remove(name)
@@ -75,13 +75,8 @@ def pod() -> tuple[dict[str, Any], Machine]:
     return document, Machine(NAME, sockets.path, find_qemu, sockets)
 
 
-def find_qemu() -> int | None:
-    """Return the only QEMU of the machine."""
-    return next(iter(qemus(int(path.name) for path in PROC.glob("[0-9]*"))), None)
-
-
 def tell(machine: Machine) -> None:
-    """Report where the threads may run as soon as each vCPU has a CPU, or after too long."""
+    """Report the masks of the threads once each vCPU has a CPU, or after a timeout."""
     truth = machine.truth()
     wait_until(lambda: published_vm(Asking(), NAME).get("oneToOne"))
     cgroup = (PROC / str(truth.pid) / "cgroup").read_text().strip().removeprefix("0::")

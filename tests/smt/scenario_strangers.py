@@ -1,4 +1,4 @@
-"""Inside the guest: strangers on a pod's exclusive CPUs, and what `corepin doctor --noise` says of them."""
+"""Inside the guest: strangers on a pod's exclusive CPUs, what `corepin doctor --noise` says, and where one by exec is put."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final
 from cri_api.v1 import api_pb2
 
 from corepin.cli import main as corepin
+from pinning.contract import CRANE_CPU_MANAGER
 from pinning.machine.cpuset import CPUSet
-from tests.environments.guest.inside import POD_ROOT, WORK, Node, online, report
+from tests.environments.guest.inside import POD_ROOT, WORK, Node, ask, online, report
 from tests.environments.guest.polling import wait_until
 from tests.smt.quiet_files import IRQ, WORKQUEUES, busiest, place_interrupts
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MASK: Final = WORKQUEUES / "cpumask"
 WATCHED: Final = "5"  # seconds of the guest, whose clock may be faster than the host's
-REST: Final = 0.02  # seconds between two turns of a stranger: all of them run on two CPUs
+REST: Final = 0.02  # seconds between two turns of a foreign thread; all of them run on two CPUs
 KERNEL_THREAD: Final = "kcompactd0"  # looks for work twice a second
 PROCESSES: Final = {  # their names, and their cgroups: those of systemd, of CRI-O, of Docker, and of a pod
     "noisy-service": "system.slice/noisy.service",
@@ -41,6 +42,7 @@ PROCESSES: Final = {  # their names, and their cgroups: those of systemd, of CRI
 REAL_TIME: Final = "noisy-realtime"
 REAL_TIME_CGROUP: Final = "system.slice/realtime.service"
 EXEC: Final = ("/bin/sh", "-c", "while :; do :; done")
+AGENT: Final = f"{CGROUPS}{POD_ROOT}/pod0a1b2c3d-0000-4000-8000-000000000002/{'c' * 64}"
 NO_CLUSTER: Final = {  # such a pod has no token: the library of kubeconfigs takes a quarter of a minute to import
     "KUBERNETES_SERVICE_HOST": "127.0.0.1",
     "KUBERNETES_SERVICE_PORT": "1",
@@ -48,7 +50,7 @@ NO_CLUSTER: Final = {  # such a pod has no token: the library of kubeconfigs tak
 
 
 def strangers(node: Node, cpus: CPUSet) -> None:
-    """Report what the doctor says of the CPUs while all others are kept off, and while strangers run there."""
+    """Report the doctor's findings without and with foreign threads on the CPUs."""
     others = CPUSet.parse(online()) - cpus
     with kept_off(cpus, others):
         tell("none", cpus)
@@ -66,7 +68,7 @@ def strangers(node: Node, cpus: CPUSet) -> None:
 
 
 def tell(step: str, cpus: CPUSet) -> None:
-    """Report the doctor's answer."""
+    """Report the doctor's findings."""
     flags = {
         "--socket": WORK / "agent.sock",
         "--runtime-endpoint": WORK / "containerd/containerd.sock",
@@ -83,7 +85,7 @@ def tell(step: str, cpus: CPUSet) -> None:
 
 @contextmanager
 def kept_off(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
-    """Keep interrupts, unbound workqueues and all threads off the CPUs, as an operator would, until the block ends."""
+    """Keep interrupts, unbound workqueues and threads off the CPUs until the block ends, as an operator would."""
     place_interrupts(others)
     MASK.write_text(others.to_mask())
     while [task for task in host_threads() if not is_within(task, others) and moved(task, others)]:
@@ -108,14 +110,14 @@ def host_threads() -> list[int]:
 
 
 def name_of(task: int) -> str:
-    """Return the name of a thread, nothing if it has exited."""
+    """Return the name of a thread, or an empty string if it has exited."""
     with suppress(OSError):
         return Path(f"/proc/{task}/comm").read_text().strip()
     return ""
 
 
 def is_within(task: int, cpus: CPUSet) -> bool:
-    """Return whether a thread may run on these CPUs alone, or has exited."""
+    """Return whether a thread may run on these CPUs only, or has exited."""
     try:
         return CPUSet(os.sched_getaffinity(task)) <= cpus
     except ProcessLookupError:
@@ -123,7 +125,7 @@ def is_within(task: int, cpus: CPUSet) -> bool:
 
 
 def moved(task: int, cpus: CPUSet) -> bool:
-    """Move a thread; return False if it has exited, or serves one CPU."""
+    """Move a thread; return False if it has exited or is bound to one CPU."""
     try:
         os.sched_setaffinity(task, cpus)
     except OSError:
@@ -132,14 +134,14 @@ def moved(task: int, cpus: CPUSet) -> bool:
 
 
 def bound(cpus: CPUSet) -> None:
-    """Run on these CPUs from now on, for a moment again and again."""
+    """Run on these CPUs for a short time repeatedly."""
     os.sched_setaffinity(0, cpus)
     while True:
         time.sleep(REST)
 
 
 def one_real_time_thread(cpus: CPUSet, others: CPUSet) -> None:
-    """Run a thread on the CPUs whose priority is above all others there; the rest of the process is elsewhere."""
+    """Run a thread with the highest priority on the CPUs; the rest of the process runs elsewhere."""
 
     def run() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
@@ -169,8 +171,8 @@ def forked(name: str, cgroup: Path, run: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def entered(node: Node, name: str) -> Iterator[None]:
-    """Run a process in a pod's container that was started from outside, as `kubectl exec` does."""
+def entered(node: Node, name: str) -> Iterator[int]:
+    """Run a process in a pod's container that was started from outside, as `kubectl exec` does; yield its pid."""
     before = processes(node, name)
     container = node.cgroup(name).name
     request = api_pb2.ExecSyncRequest(container_id=container, cmd=EXEC, timeout=0)
@@ -178,13 +180,43 @@ def entered(node: Node, name: str) -> Iterator[None]:
     with beside(call):
         pid = new_shell(node, name, before)
         try:
-            yield
+            yield pid
         finally:
             os.kill(pid, signal.SIGKILL)
 
 
+def execs(node: Node, name: str) -> None:
+    """Report where a process that enters a pod's container runs, beside an agent with a cgroup namespace of its own."""
+    config = WORK / "config.yaml"
+    before = config.read_text()
+    config.write_text(f"{before}execAffinity: last\n")
+    node.edit(name, 2, {CRANE_CPU_MANAGER: "exclusive"})
+    node.agent.start(cgroup=AGENT)
+    node.settle()
+    cpus = CPUSet.parse(node.cpuset(name))
+    with entered(node, name) as pid:
+        wait_until(lambda: len(os.sched_getaffinity(pid)) < len(cpus) and shown_execs(name))
+        report(
+            "exec",
+            cpus=str(cpus),
+            allowed=str(CPUSet(os.sched_getaffinity(pid))),
+            shown=shown_execs(name),
+            namespaces=[
+                str(Path(f"/proc/{it}/ns/cgroup").readlink()) for it in (os.getpid(), node.agent.pid)
+            ],
+        )
+    node.agent.kill()
+    config.write_text(before)
+
+
+def shown_execs(name: str) -> dict[str, object]:
+    """Return what the agent shows of the processes that entered a pod's container."""
+    pods = (ask() or {}).get("pods", ())
+    return next((it["containers"]["app"].get("execs", {}) for it in pods if it["name"] == name), {})
+
+
 def new_shell(node: Node, name: str, before: set[int]) -> int:
-    """Return the shell in a pod's container that was not there before; wait for it."""
+    """Wait for the new shell in a pod's container, and return it."""
 
     def shells() -> list[int]:  # and none that is still the runtime's, which becomes one
         return [pid for pid in processes(node, name) - before if name_of(pid) == "sh"]
@@ -201,7 +233,7 @@ def processes(node: Node, name: str) -> set[int]:
 
 @contextmanager
 def kernel_thread(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
-    """Move a thread of the kernel to the CPUs."""
+    """Move a kernel thread to the CPUs."""
     (pid,) = (task for task in host_threads() if name_of(task) == KERNEL_THREAD)
     os.sched_setaffinity(pid, cpus)
     try:
@@ -211,14 +243,14 @@ def kernel_thread(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
 
 
 def work_on_each_cpu() -> None:
-    """Have the worker of each CPU that serves it alone do something."""
+    """Make the bound kernel worker of each CPU do work."""
     with suppress(OSError):  # EINVAL if a statistic is below zero for a moment
         Path("/proc/sys/vm/stat_refresh").write_text("1")
 
 
 @contextmanager
 def unbound_work(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
-    """Queue work of an unbound workqueue that may run on these CPUs alone: it delivers what is typed on a terminal."""
+    """Queue work of an unbound workqueue that is confined to these CPUs: it delivers input of a terminal."""
     MASK.write_text(cpus.to_mask())
     master, terminal = pty.openpty()
 
@@ -237,7 +269,7 @@ def unbound_work(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
 
 @contextmanager
 def interrupts(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
-    """Have the host's file system, which answers by an interrupt, fire on these CPUs."""
+    """Move the interrupt of the host's file system to these CPUs and cause it."""
     number = busiest()
     file = IRQ / number / "smp_affinity_list"
     file.write_text(str(cpus))
@@ -251,7 +283,7 @@ def interrupts(cpus: CPUSet, others: CPUSet) -> Iterator[None]:
 
 @contextmanager
 def repeated(work: Callable[[], object]) -> Iterator[None]:
-    """Do work again and again until the block ends."""
+    """Repeat some work until the block ends."""
     done = threading.Event()
 
     def run() -> None:
@@ -267,7 +299,7 @@ def repeated(work: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def beside(run: Callable[[], object]) -> Iterator[None]:
-    """Run a function in a thread, which ends when the block has ended."""
+    """Run a function in a thread until the block has ended."""
     thread = threading.Thread(target=run)
     thread.start()
     try:

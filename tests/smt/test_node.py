@@ -6,6 +6,7 @@ import pytest
 
 from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.facts import (
+    ALL,
     CORES,
     SOCKETS,
     cpus,
@@ -22,7 +23,7 @@ KEEPERS = ("keeper-whole", "keeper-three")
 
 
 def grouped(rows: list[list[int]], column: int) -> set[CPUSet]:
-    """Return the sets of CPUs that one column of lscpu's table makes."""
+    """Return the CPU sets that share a value in one column of lscpu's table."""
     return {
         CPUSet(row[0] for row in rows if row[column] == number) for number in {row[column] for row in rows}
     }
@@ -134,7 +135,7 @@ def test_live_change_moves_the_running_processes(node: Report) -> None:
 
 
 def test_offline_cpu_is_replaced_by_a_near_one(node: Report) -> None:
-    """The owner keeps its other CPU and gets one of the same socket; the core it comes from is its alone."""
+    """The owner of an offline CPU keeps its other CPU and gets one of the same socket, whose sibling stays idle."""
     before, offline, _ = node.all("offline")
     gone = CPUSet((offline["cpu"],))
     kept = cpus(before, "whole") - gone
@@ -151,7 +152,7 @@ def test_offline_cpu_is_replaced_by_a_near_one(node: Report) -> None:
 
 
 def test_cpu_back_online_is_idle_for_the_owner_of_its_core(node: Report) -> None:
-    """The CPU that is online again stays idle beside the owner of its core; no pod moves."""
+    """A CPU that is online again stays idle for the owner of its core, and no pod moves."""
     _, offline, back = node.all("offline")
     gone = CPUSet((back["cpu"],))
 
@@ -196,7 +197,7 @@ def test_kills_cause_no_refusal(node: Report) -> None:
 
 
 def test_births_over_nri_are_on_their_cores(node: Report) -> None:
-    """The first instructions of `require` and `isolate` ran on whole cores of their own, those of the third elsewhere."""
+    """Containers under `require` and `isolate` start on their own whole cores, and a third one elsewhere."""
     seen = node.one("births")
     first = {name: CPUSet.parse(text) for name, text in seen["first"].items()}
 
@@ -208,7 +209,7 @@ def test_births_over_nri_are_on_their_cores(node: Report) -> None:
 
 
 def test_container_waits_for_free_isolated_cores(node: Report) -> None:
-    """The container's creation fails with the refusal; once cores are free, it starts on them."""
+    """A container that needs isolated cores is refused until enough are free, and then starts on them."""
     refused = node.one("refused")
     late = node.one("late")
     mine = cpus(late, "late")
@@ -218,3 +219,26 @@ def test_container_waits_for_free_isolated_cores(node: Report) -> None:
     assert [len(mine), len(whole_cores(mine))] == [4, 8]
     assert not whole_cores(mine) & others(late, "late")
     assert owned_twice(late) == lost_cpus(late) == CPUSet()
+
+
+def test_container_of_crun_is_born_on_its_core_and_is_moved(node: Report) -> None:
+    """A container of crun starts on its core, and moves to the shared CPUs when its policy changes."""
+    born, moved = node.all("crun")
+
+    assert "status" in born["files"]
+    assert CPUSet.parse(born["first"]) == cpus(born, "crun")
+    assert [len(cpus(born, "crun")), len(whole_cores(cpus(born, "crun")))] == [2, 2]
+    assert not cpus(born, "crun") & others(born, "crun")
+    assert cpus(born, "crun") <= cpus(moved, "crun") == shared(moved)
+
+
+def test_strict_reserve_is_for_system_containers_alone(node: Report) -> None:
+    """From its first line on a container of a system namespace has the reserved CPUs, and no other container has one."""
+    seen = node.one("reserved")
+    first = {name: CPUSet.parse(text) for name, text in seen["first"].items()}
+
+    assert first == {name: cpus(seen, name) for name in first}
+    assert first["system"] == CPUSet.parse(seen["sets"]["reserved"]) == CORES[0]
+    assert [len(first["require"]), len(whole_cores(first["require"]))] == [3, 4]
+    assert first["plain"] == cpus(seen, "bystander") == shared(seen)
+    assert shared(seen) == ALL - CORES[0] - whole_cores(first["require"])

@@ -1,4 +1,7 @@
-"""`corepin doctor --noise` on a real kernel: it names each stranger on exclusive CPUs, and none elsewhere."""
+"""`corepin doctor --noise` on a real kernel: it names each stranger on exclusive CPUs, and none elsewhere.
+
+An agent moves a process that enters a container by exec.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pinning.machine.cpuset import CPUSet
 from tests.environments.guest.guest import Report
 
-OTHERS = "0-1,4-5"  # of the six CPUs, when the pod has the second core
+OTHERS = "0-1,4-5"  # the four CPUs that are not the pod's
 STRANGERS = {  # the subject, and what message and remedy say
     "interrupt": (
         "interrupts",
@@ -64,18 +68,18 @@ def checks(quiet: Report, step: str) -> list[dict[str, Any]]:
 
 
 def findings(quiet: Report, step: str) -> list[dict[str, Any]]:
-    """Return the checks with something to fix."""
+    """Return the checks with a finding."""
     return [it for it in checks(quiet, step) if it["verdict"] != "ok"]
 
 
 def test_nothing_is_found_on_cpus_that_all_keep_off(quiet: Report) -> None:
-    """Interrupts, workers, threads and daemons that run elsewhere are no findings."""
+    """Interrupts, workers, threads and daemons on other CPUs are no findings."""
     assert findings(quiet, "none") == []
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_stranger_is_found(quiet: Report, stranger: str) -> None:
-    """One finding names it, and says how it is moved to the other CPUs."""
+    """Each foreign thread has one finding with its name and the remedy."""
     subject, message, remedy = STRANGERS[stranger]
     facts = {"interrupt": quiet.one("planted")["interrupt"], "others": OTHERS}
     found = [
@@ -88,12 +92,12 @@ def test_stranger_is_found(quiet: Report, stranger: str) -> None:
 
 
 def test_no_other_is_found(quiet: Report) -> None:
-    """There is a finding for each stranger and no more."""
+    """There is a finding for each foreign thread and no other finding."""
     assert len(findings(quiet, "all")) == len(STRANGERS), findings(quiet, "all")
 
 
 def test_what_serves_the_cpus_is_named_as_not_movable(quiet: Report) -> None:
-    """Workers of one CPU, softirqs and the tick are no findings."""
+    """Bound workers, softirqs and timer ticks of the CPUs are listed as not movable, and are no findings."""
     said = [it["told"] for it in checks(quiet, "all") if it["subject"] == "not movable"]
 
     assert [it.partition(": ")[0] for it in said] == [
@@ -103,3 +107,19 @@ def test_what_serves_the_cpus_is_named_as_not_movable(quiet: Report) -> None:
     ]
     assert "LOC " in said[0]
     assert "kworker/" in said[2]
+
+
+def test_an_agent_in_a_pod_moves_execs(quiet: Report) -> None:
+    """An agent in its own cgroup namespace finds execs although it sees paths without the pods' root."""
+    seen = quiet.one("exec")
+    cpus, (mine, its) = CPUSet.parse(seen["cpus"]), seen["namespaces"]
+    last = CPUSet([max(cpus)])
+
+    assert mine != its
+    assert len(cpus) > 1
+    assert CPUSet.parse(seen["allowed"]) == last
+    assert {name: seen["shown"][name] for name in ("count", "placed", "cpus")} == {
+        "count": 1,
+        "placed": 1,
+        "cpus": str(last),
+    }

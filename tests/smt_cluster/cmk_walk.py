@@ -17,7 +17,7 @@ from tests.environments.guest.guest import CHECKOUT
 from tests.environments.guest.inside import report
 from tests.environments.guest.machine import NODE
 from tests.environments.guest.start import KUBELET_FILES
-from tests.smt_cluster.walk import corepin, main, passed, roll_out
+from tests.smt_cluster.walk import corepin, main, passed, roll_out, start
 
 if TYPE_CHECKING:
     from tests.environments.guest.cluster import Cluster
@@ -32,7 +32,7 @@ HELD = ["sleep", "1000000"]
 
 
 def walk(cluster: Cluster) -> None:
-    """Take every step."""
+    """Run all steps of the walk, in order."""
     for step in (install, look, examples, hold, kill, without_webhook, uninstall):
         step(cluster)
         passed(step.__name__)
@@ -240,4 +240,4 @@ def uninstall(cluster: Cluster) -> None:
 
 
 if __name__ == "__main__":
-    main(walk)
+    main(walk, start)

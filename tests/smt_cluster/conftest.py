@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.environments.cluster.start import PACKAGES
+from tests.environments.guest.cluster import PODS
 from tests.environments.guest.guest import GuestMachine, Report, boot
+from tests.environments.guest.outside import DEVICES, servers_outside
 from tests.environments.node.containerd import install_packages
 from tests.environments.process.cmk_agent import built
 from tests.environments.server.build import ASSETS, cache_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from _pytest.terminal import TerminalReporter
 
 FOUR_CORES = GuestMachine(
@@ -21,7 +28,22 @@ FOUR_CORES = GuestMachine(
 )  # 13 minutes with one CPU to itself
 # Four cores of CMK's exclusive pool, one shared, one outside of isolcpus, one reserved. Eleven minutes, and one to start.
 SEVEN_CORES = GuestMachine("14,sockets=1,cores=7,threads=2", "6G", seconds=5400)
-WALKS = {"walk", "cmk_walk"}
+# Claims of 11 CPUs on the first NUMA node, whose first core is reserved, and a claim of 3 on the second one: two of the
+# eight cores that its socket has room for.
+TWO_NUMA_NODES = GuestMachine(
+    "20,sockets=2,cores=8,threads=2,maxcpus=32", "6G", ("4G,cpus=0-15", "2G,cpus=16-31"), seconds=5400
+)
+# A CPU for each pod, and five for kubelet, runtime and agent. It boots within a minute, and its pods take five. With 109
+# pods an emulated kubelet answers most calls later than the agent waits.
+MANY_CPUS = GuestMachine(
+    "128,sockets=2,cores=64,threads=1",
+    "6G",
+    ("3G,cpus=0-63", "3G,cpus=64-127"),
+    seconds=5400,
+    devices=DEVICES,
+)
+MANY_PODS = 60
+WALKS = {"walk", "cmk_walk", "claim_walk", "device_walk"}
 _REPORTS = pytest.StashKey[list[Report]]()
 
 
@@ -47,11 +69,37 @@ def cmk_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return _boot(request.config, "tests.smt_cluster.cmk_walk", tmp_path_factory, SEVEN_CORES)
 
 
+@pytest.fixture(scope="session")
+def claim_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the report of the walk with pods of ResourceClaims on a machine of two NUMA nodes."""
+    return _boot(request.config, "tests.smt_cluster.claim_walk", tmp_path_factory, TWO_NUMA_NODES)
+
+
+@pytest.fixture(scope="session")
+def device_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Return the report of many pods with a device that start at once on a machine of 128 CPUs."""
+    # Imported here, because the code for nodes takes a moment to import.
+    from tests.smt_cluster.device_walk import FOLDER, pods
+
+    cache = cache_folder().parent  # which the guest sees, unlike /tmp
+    with TemporaryDirectory(dir=cache, prefix="outside-") as name, servers_outside(Path(name)) as server:
+        server.create_namespace("corepin-agent")
+        with server.client() as client:
+            for document in pods(MANY_PODS, "require"):
+                client.post(PODS, json=document).raise_for_status()
+        options = {FOLDER: name}
+        return _boot(request.config, "tests.smt_cluster.device_walk", tmp_path_factory, MANY_CPUS, options)
+
+
 def _boot(
-    config: pytest.Config, scenario: str, folders: pytest.TempPathFactory, machine: GuestMachine
+    config: pytest.Config,
+    scenario: str,
+    folders: pytest.TempPathFactory,
+    machine: GuestMachine,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
     install_packages(PACKAGES)
-    environment = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, "")}
+    environment = {"COREPIN_CACHE": str(cache_folder().parent), ASSETS: os.environ.get(ASSETS, ""), **more}
     options = " ".join(f"{name}={value}" for name, value in environment.items() if value)
     report = boot(scenario, folders.mktemp("smt-cluster-"), machine=machine, kernel_options=options)
     config.stash.setdefault(_REPORTS, []).append(report)

@@ -10,6 +10,7 @@ import yaml
 
 from pinning.contract import EXCLUSIVE_CORES, ISOLATED_CORES, STATUS_CPUS
 from pinning.machine.cpuset import EMPTY, CPUSet, union
+from tests.environments.guest.facts import whole_cores
 from tests.environments.guest.guest import Report
 from tests.environments.guest.machine import CORES
 
@@ -43,11 +44,6 @@ def idle(seen: Look, pod: str) -> CPUSet:
     return CPUSet.parse(status_of(seen, pod)["idle"])
 
 
-def whole_cores(these: CPUSet) -> CPUSet:
-    """Return all CPUs of the cores that `these` touch."""
-    return union(core for core in CORES if core & these)
-
-
 def typed(walk: Report, command: str) -> dict[str, Any]:
     """Return a command of which there is one that starts so."""
     (found,) = [call for call in walk.all("kubectl") if call["command"].startswith(command)]
@@ -62,7 +58,7 @@ def published(seen: Look, resource: str) -> int:
 
 
 def test_walk_comes_to_its_end(walk: Report) -> None:
-    """Every step ended within its time."""
+    """Every step of the walk ended within its timeout."""
     assert [failure["traceback"] for failure in walk.facts.get("failed", [])] == []
     assert [passed["step"] for passed in walk.all("passed")] == STEPS
 
@@ -181,7 +177,7 @@ def test_policy_change_is_a_warning_and_an_event(walk: Report) -> None:
     """A shared policy with whole cores is a warning at once; each change is an event of the pod."""
     warned = typed(walk, "kubectl annotate --overwrite pod/require qos.gocrane.io/cpu-manager=share")["said"]
 
-    assert "require has no effect: it acts only while the CPU policy is exclusive" in warned
+    assert "require has no effect: it has an effect only while the CPU policy is exclusive" in warned
     assert "PolicyChanged" in typed(walk, "kubectl describe pod require")["said"]
 
 

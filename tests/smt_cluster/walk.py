@@ -8,7 +8,7 @@ import subprocess
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import httpx
 
@@ -30,18 +30,19 @@ from tests.environments.server import daemon
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+Started = TypeVar("Started")  # what a walk goes through
 SMT = f"{SMT_POLICY}/pod"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 MESHED = "mesh"  # the label of namespaces whose pods get a sidecar
 
 
-def main(walk: Callable[[Cluster], None]) -> NoReturn:
+def main(walk: Callable[[Started], None], begin: Callable[[ExitStack], Started]) -> NoReturn:
     """Report everything, and end at once: the machine is switched off next, so nothing is stopped one by one."""
     be_patient()
     status = 1
     with ExitStack() as stack:
         try:
-            walk(start(stack))
+            walk(begin(stack))
             status = 0
         except Exception:  # noqa: BLE001 any failure is reported to the host
             report("failed", traceback=traceback.format_exc(), logs=_logs())
@@ -59,7 +60,7 @@ def start(stack: ExitStack) -> Cluster:
 
 
 def walk(cluster: Cluster) -> None:
-    """Take every step."""
+    """Run all steps of the walk, in order."""
     for step in (install, policies, live_change, sidecar, cmk, virtual_machine, offline_and_back, deletion):
         step(cluster)
         passed(step.__name__)
@@ -125,7 +126,7 @@ def _draw(cluster: Cluster) -> None:
 
 
 def corepin(cluster: Cluster, *words: str) -> str:
-    """Run the command as people do beside the cluster, and return what it prints; what it tells besides is reported too."""
+    """Run the command beside the cluster, and return its output; its standard error is reported too."""
     command = [str(installed.COMMAND), *words]
     env = daemon.plain_environment() | {"KUBECONFIG": str(cluster.api.kubeconfig())}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -174,7 +175,7 @@ def sidecar(cluster: Cluster) -> None:
 
 
 def add_sidecar(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Add a proxy that states nothing, unless it is there."""
+    """Add a proxy container without resources, unless the pod has it."""
     if any(container["name"] == "proxy" for container in document["spec"]["containers"]):
         return []
     proxy = {
@@ -214,7 +215,7 @@ def _events(cluster: Cluster, name: str) -> dict[str, str]:
 
 
 def offline_and_back(cluster: Cluster) -> None:
-    """Take a CPU of an owner of whole cores away, and bring it back."""
+    """Take a CPU of an owner of whole cores offline, and online again."""
     cluster.create(pod("whole", {SMT: "require"}, {"cpu": "2"}), "exclusive")
     cluster.settle()
     cluster.look("before")
@@ -246,4 +247,4 @@ def _logs() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(walk)
+    main(walk, start)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import yaml
+
 from tests.environments.cluster.pods import ISOLATED, isolated, limits_of
+from tests.environments.cluster.registration import LONGEST_TIMEOUT, REGISTRATION
 from tests.environments.node.node import KubeNode
 from tests.environments.waiting import until, until_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 SYSTEM, AGENT = "corepin-system", "corepin-agent"
 WORKLOADS: Final = (
@@ -91,7 +94,7 @@ class Cluster(KubeNode):
         until_equal("pods are gone", self.pods, [])
 
     def _overlay(self, folder: Path, name: str, replicas: int) -> dict[str, Any]:
-        """Return a kustomization that changes only replicas and variables, and the kubelet's cgroup paths."""
+        """Return a kustomization that changes replicas, variables, the kubelet's cgroup paths, and the webhooks' timeout."""
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
@@ -102,8 +105,19 @@ class Cluster(KubeNode):
                 _variables(
                     "DaemonSet", AGENT, "agent", {"COREPIN_KUBELET_CGROUP_ROOT": self.containerd.cgroup}
                 ),
+                *_timeouts(),
             ],
         }
+
+
+def _timeouts() -> Iterator[dict[str, Any]]:
+    """Yield a patch of each registration with LONGEST_TIMEOUT: a call that exceeds 2 s on a busy machine is ignored."""
+    for document in yaml.safe_load_all(REGISTRATION.read_text()):
+        operations = [
+            {"op": "replace", "path": f"/webhooks/{entry}/timeoutSeconds", "value": LONGEST_TIMEOUT}
+            for entry in range(len(document["webhooks"]))
+        ]
+        yield {"target": {"kind": document["kind"]}, "patch": json.dumps(operations)}
 
 
 def _variables(kind: str, namespace: str, component: str, values: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Operations = list[dict[str, Any]]
+PROXY_RESOURCES = "e2e.corepin.io/proxy-resources"  # annotation: the resources of the added proxy, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,13 @@ def annotate(pod: dict[str, Any]) -> Operations:
 
 
 def add_sidecar(pod: dict[str, Any]) -> Operations:
-    """Add a proxy without CPU or memory amounts, as mesh injectors do, unless it exists."""
+    """Add a proxy unless it exists, as mesh injectors do: with the resources of the pod's annotation, else without any."""
     if any(container["name"] == "proxy" for container in pod["spec"]["containers"]):
         return []
-    proxy = {"name": "proxy", "image": "registry.example/proxy:1"}
+    stated = (pod["metadata"].get("annotations") or {}).get(PROXY_RESOURCES)
+    proxy: dict[str, Any] = {"name": "proxy", "image": "registry.example/proxy:1"}
+    if stated:
+        proxy["resources"] = json.loads(stated)
     return [{"op": "add", "path": "/spec/containers/-", "value": proxy}]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.environments.process.webhook_process import WebhookProcess
     from tests.environments.server.apiserver import ApiServer
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 POLL_SECONDS = 0.1
 ADMIN = "admin"
 _namespace_numbers = count(1)

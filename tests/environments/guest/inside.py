@@ -16,12 +16,13 @@ from cri_api.v1 import api_pb2
 
 from pinning.contract import CRANE_CPU_MANAGER, SMT_POLICY
 from pinning.machine.cpuset import CPUSet
+from tests.agent.cri import containerd_config
 from tests.environments.guest.guest import PORT
-from tests.environments.guest.polling import ANSWER_SECONDS, wait_until
+from tests.environments.guest.polling import ANSWER_SECONDS, SECONDS, wait_until
 from tests.environments.node import containerd as containers
 from tests.environments.node.containerd import Containerd, Pod, start_containerd
 from tests.environments.server import daemon
-from tests.smt.starter import started
+from tests.smt.starter import Start, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +32,10 @@ POD_ROOT = "/kubepods"
 WORK = Path("/tmp/node")
 CPUS = Path("/sys/devices/system/cpu")
 OWNER = SMT_POLICY + "/pod"
-# The shell reads its own CPUs, so that two processes exist only once there will be no others.
+SYSTEM_NAMESPACE = (
+    "kube-system"  # its containers run on the reserved CPUs where the agent's configuration names it
+)
+# The shell reads its own CPUs without a child process, so the cgroup never has more than two processes.
 _TELL = (
     'while read -r line; do case "$line" in Cpus_allowed_list*) echo "$line";; esac; done </proc/self/status'
 )
@@ -59,9 +63,9 @@ class Agent:
     starter: Connection
     pid: int = 0
 
-    def start(self) -> None:
-        """Start an agent."""
-        self.starter.send(self.arguments)
+    def start(self, cgroup: str = "") -> None:
+        """Start an agent; with a cgroup as a container does, whose cgroup namespace begins there."""
+        self.starter.send(Start(self.arguments, cgroup))
         self.pid = self.starter.recv()
 
     def kill(self) -> None:
@@ -78,15 +82,26 @@ class Node:
     containerd: Containerd
     agent: Agent
     wanted: dict[str, str | None] = field(default_factory=dict)  # policy by name of the pod
+    _namespaces: dict[str, str] = field(default_factory=dict)
     _pods: dict[str, Pod] = field(default_factory=dict)
     _cgroups: dict[str, Path] = field(default_factory=dict)
 
     def add(
-        self, name: str, cpus: int, annotations: Mapping[str, str], resources: Mapping[str, str] | None = None
+        self,
+        name: str,
+        cpus: int,
+        annotations: Mapping[str, str],
+        resources: Mapping[str, str] | None = None,
+        *,
+        handler: str = "",
+        namespace: str = "default",
     ) -> None:
         """Show a pod to the agent and start its container, as API server, kubelet and runtime do."""
+        self._namespaces[name] = namespace
         self.edit(name, cpus, annotations, resources)
-        self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
+        self._pods[name] = self.containerd.run_pod(
+            name, _uid(name), annotations, handler=handler, namespace=namespace
+        )
         self.start(name)
 
     def start(self, name: str) -> None:
@@ -135,7 +150,12 @@ class Node:
             "image": containers.IMAGE,
             "resources": {"limits": limits, "requests": limits},
         }
-        metadata = {"name": name, "uid": _uid(name), "annotations": dict(annotations)}
+        metadata = {
+            "name": name,
+            "namespace": self._namespaces.setdefault(name, "default"),
+            "uid": _uid(name),
+            "annotations": dict(annotations),
+        }
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -154,7 +174,7 @@ class Node:
         remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod.id)
         self.containerd.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
         (WORK / "pods" / f"{name}.json").unlink()
-        del self._cgroups[name], self.wanted[name]
+        del self._cgroups[name], self._namespaces[name], self.wanted[name]
 
     def kernel(self, name: str) -> dict[str, Any]:
         """Return the kernel's facts about a pod's container."""
@@ -219,16 +239,16 @@ class Node:
         if state["sets"]["universe"] != online():
             return False
         return all(
-            self._is_as_shown(name, policy, shown, state["sets"]["shared"])
-            for name, policy in self.wanted.items()
+            self._is_as_shown(name, policy, shown, state["sets"]) for name, policy in self.wanted.items()
         )
 
     def _is_as_shown(
-        self, name: str, policy: str | None, shown: Mapping[str, Mapping[str, Any]], shared: str
+        self, name: str, policy: str | None, shown: Mapping[str, Mapping[str, Any]], sets: Mapping[str, str]
     ) -> bool:
         if name in shown and (shown[name]["policy"] != policy or not shown[name]["pinned"]):
             return False
-        cpus = shown[name]["cpus"] if name in shown else shared
+        unowned = sets["reserved" if self._namespaces[name] == SYSTEM_NAMESPACE else "shared"]
+        cpus = shown[name]["cpus"] if name in shown else unowned
         return self.cpuset(name) == cpus and list(self.tasks(name).values()) == [cpus, cpus]
 
 
@@ -282,6 +302,7 @@ def overlap(first: str, other: str) -> CPUSet:
 def running_node(version: str = containers.VERSIONS[0]) -> Iterator[Node]:
     """Start containerd and the process that starts agents; the scenario starts the agent."""
     containers._SECONDS = daemon.START_SECONDS = ANSWER_SECONDS
+    containerd_config.NRI_TIMEOUT = f"{SECONDS:.0f}s"
     (WORK / "pods").mkdir(parents=True)
     _make_pod_root()
     with ExitStack() as stack:

@@ -67,8 +67,13 @@ def _libraries(program: str) -> list[str]:
     return [word for line in listed.splitlines() for word in line.split() if word.startswith("/")]
 
 
-def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened", replicas: int = 1) -> Path:
-    """Write the overlay: replicas of the webhook, longer timeouts, and the paths of the programs."""
+def write_overlay(
+    folder: Path,
+    manifests: Path = CHECKOUT / "manifests/hardened",
+    replicas: int = 1,
+    components: tuple[Path, ...] = (),
+) -> Path:
+    """Write the overlay: components, replicas of the webhook, longer timeouts, and the paths of the programs."""
     folder.mkdir(exist_ok=True)
     patches = [{"patch": json.dumps(_mounted(name))} for name in WORKLOADS]
     patches += [_patient_registration("Mutating", 1), _patient_registration("Validating", 3)]
@@ -77,6 +82,7 @@ def write_overlay(folder: Path, manifests: Path = CHECKOUT / "manifests/hardened
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [os.path.relpath(manifests, folder)],
+        "components": [os.path.relpath(component, folder) for component in components],
         "replicas": [{"name": "corepin-webhook", "count": replicas}],
         "patches": patches,
     }

@@ -16,6 +16,7 @@ PROGRAMS = {  # Debian package: its program
     "busybox-static": "busybox",
     "containerd": "containerd",
     "runc": "runc",
+    "crun": "crun",
 }
 KERNEL_PACKAGE = "linux-image-amd64"
 BACKPORTS = "bookworm-backports"

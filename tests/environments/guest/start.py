@@ -21,6 +21,8 @@ from tests.environments.server.control_plane import start_control_plane, start_c
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.environments.node.containerd import Containerd
+    from tests.environments.node.kubelet import Kubelet
     from tests.environments.server.apiserver import ApiServer
 
 API: Final = Path("/run/api")
@@ -39,6 +41,7 @@ CONTROLLERS: Final = (  # the others only cost time here
     "serviceaccount-controller",
     "root-ca-certificate-publisher-controller",
     "node-lifecycle-controller",
+    "resourceclaim-controller",
 )
 CONTROLLER_FLAGS: Final = (
     f"--controllers={','.join(CONTROLLERS)}",
@@ -48,6 +51,7 @@ SETTINGS: Final = {
     "address": NODE_ADDRESS,  # where the API server asks it for logs and commands
     "nodeStatusUpdateFrequency": "10s",
     "fileCheckFrequency": "1h",
+    "runtimeRequestTimeout": "30m",  # a container among a hundred takes longer here than the default of two minutes
 }
 
 
@@ -80,16 +84,29 @@ def start_servers(flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
 
 
 def start_node(stack: ExitStack, server: ApiServer) -> None:
-    """Start containerd and the kubelet; `stack` stops them."""
-    RUNTIME.mkdir()
-    _write_network(RUNTIME / "cni", PLACE)
-    containerd = stack.enter_context(start_containerd(VERSIONS[1], RUNTIME))
+    """Start containerd, with the images of corepin and CMK, and the kubelet; `stack` stops them."""
+    containerd = start_runtime(stack)
     load_image(containerd)
     load_cmk_image(containerd)
+    start_kubelet_over(stack, server, containerd)
+
+
+def start_runtime(stack: ExitStack, host: tuple[str, ...] = ()) -> Containerd:
+    """Start containerd, by a prefix of its command line; `stack` stops it."""
+    RUNTIME.mkdir()
+    _write_network(RUNTIME / "cni", PLACE)
+    return stack.enter_context(start_containerd(VERSIONS[1], RUNTIME, host))
+
+
+def start_kubelet_over(
+    stack: ExitStack, server: ApiServer, containerd: Containerd, host: tuple[str, ...] = ()
+) -> Kubelet:
+    """Start the kubelet, by a prefix of its command line; `stack` stops it."""
     KUBELET.symlink_to(KUBELET_FILES / "root")
-    stack.enter_context(
+    return stack.enter_context(
         start_kubelet(
             *(_program(catalog.KUBELET), server, NODE, KUBELET_FILES, containerd.socket, "/"),
+            host=host,
             flags=(f"--node-ip={NODE_ADDRESS}",),
             settings=SETTINGS,
         )

@@ -13,7 +13,7 @@ from tests.environments.vm.guests import Guest
 from tests.environments.vm.machines import Machine, SocketsFolder
 from tests.environments.vm.pods import EXCLUSIVE, SOCKETS, launcher_command, launcher_pod, mount_host
 from tests.environments.vm.seen import see
-from tests.environments.vm.threads import PROC, qemus
+from tests.environments.vm.threads import find_qemu
 
 if TYPE_CHECKING:
     from tests.environments.guest.cluster import Cluster
@@ -30,7 +30,7 @@ def virtual_machine(cluster: Cluster) -> None:
     mount_host(document, IMAGE, str(sockets.path))
     cluster.kubectl("create", "-f", "-", stdin=json.dumps(document))
     cluster.until("each vCPU has a CPU", lambda: _told(cluster).get("oneToOne"))
-    machine = Machine(NAME, sockets.path, _find_qemu, sockets)
+    machine = Machine(NAME, sockets.path, find_qemu, sockets)
     report("vm", seen=see(machine.truth()).to_dict(), told=_told(cluster))
     cluster.kubectl("get", "pod", NAME, "-o", "yaml")
     cluster.kubectl("delete", f"pod/{NAME}")
@@ -43,7 +43,3 @@ def _told(cluster: Cluster) -> dict[str, Any]:
     annotations = cluster.get(f"{PODS}/{NAME}")["metadata"].get("annotations") or {}
     found: dict[str, Any] = json.loads(annotations.get(STATUS_CPUS, "{}")).get("vm") or {}
     return found
-
-
-def _find_qemu() -> int | None:
-    return next(iter(qemus(int(path.name) for path in PROC.glob("[0-9]*"))), None)

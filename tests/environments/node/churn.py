@@ -29,7 +29,7 @@ from tests.pinning.world import Wish, pod_document
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-PATIENCE_SECONDS = 60  # half a second on an idle machine
+PATIENCE_SECONDS = 180  # half a second on an idle machine
 POLL_SECONDS = 0.01
 POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
 SMT = (None, None, None, "require", "isolate")

@@ -28,6 +28,7 @@ from agent.kernel.cgroupfs import find_hierarchy
 from tests import debian
 from tests.agent.cri.containerd_config import config_text
 from tests.agent.cri.snapshotter import best_snapshotter
+from tests.environments.node import crun
 from tests.environments.node.image_archive import add_link, write_archive
 from tests.environments.server.build import cache_folder, find
 from tests.environments.server.catalog import CONTAINERD, CONTAINERD_SHIM, CTR
@@ -174,10 +175,11 @@ class Containerd:
         *,
         labels: Mapping[str, str] = MappingProxyType({}),
         handler: str = "",
+        namespace: str = "default",
     ) -> Pod:
         """Start a sandbox with the host's network, by the default runtime or that of a handler."""
         config = api_pb2.PodSandboxConfig(
-            metadata=api_pb2.PodSandboxMetadata(name=name, namespace="default", uid=uid),
+            metadata=api_pb2.PodSandboxMetadata(name=name, namespace=namespace, uid=uid),
             annotations=dict(annotations),
             labels=dict(labels),
             log_directory=str(self.directory / "logs" / uid),
@@ -220,6 +222,11 @@ class Containerd:
             self.remove_container(container.id)
         remove = api_pb2.RemovePodSandboxRequest(pod_sandbox_id=sandbox)
         self.call("RemovePodSandbox", remove, api_pb2.RemovePodSandboxResponse)
+
+    def remove_pod_cgroup(self, pod_uid: str) -> None:
+        """Remove the cgroup of a removed pod, as the kubelet does."""
+        for folder in cgroup_folders(f"{self.cgroup}/pod{pod_uid}"):
+            folder.rmdir()
 
     def remove_container(self, container: str) -> None:
         """Remove one stopped container."""
@@ -332,6 +339,7 @@ def start_containerd(version: str, directory: Path, host: tuple[str, ...] = ()) 
     """Run a containerd with an image until the block ends; raise RuntimeMissing without one."""
     programs = find_programs(version)
     folders = (*programs.folders, install_shim(directory / "shims"))
+    crun.install_script(directory / "shims")
     snapshotter = best_snapshotter(directory)
     containerd = Containerd(replace(programs, folders=folders, host=host), directory, snapshotter)
     (directory / "config.toml").write_text(config_text(programs.version, directory, IMAGE, snapshotter))

@@ -23,8 +23,8 @@ from pinning.planning.node_config import DEFAULT
 from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.environments.node.containerd import CGROUP_ROOT, FOREVER
-from tests.environments.node.node import CRANE, AgentProcess, Container
-from tests.environments.waiting import until, until_equal
+from tests.environments.node.node import CRANE, AgentProcess, Container, until_settled
+from tests.environments.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -151,12 +151,7 @@ class ContainerdNode:
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
         """Wait until the cgroup and all processes of each container have these CPUs."""
-        for container, cpus in expected.items():
-            until_equal(
-                f"cpuset of {container.id[:12]}",
-                lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
-                (cpus, cpus),
-            )
+        until_settled(expected)
 
     def update(self, container: Container, cpus: CPUSet) -> None:
         """Update a container's CPUs over CRI as a client other than the agent."""

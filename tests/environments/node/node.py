@@ -89,6 +89,21 @@ class Container:
             return True
 
 
+def until_settled(expected: Mapping[Container, CPUSet]) -> None:
+    """Wait until the cgroup and all processes of each container have these CPUs."""
+    for container, cpus in expected.items():
+        until_equal(
+            f"cpuset of {container.id[:12]}",
+            lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
+            (cpus, cpus),
+        )
+
+
+def until_nri(agent: AgentProcess) -> None:
+    """Wait until new containers get their CPUs over NRI."""
+    until_equal("path of starts", lambda: agent.state()["startPath"], "nri")
+
+
 def allowed_cpus(pid: int) -> CPUSet:
     """Return the affinity of a process; empty if it has exited, as short-lived commands of a shell do."""
     try:
@@ -148,7 +163,7 @@ class AgentProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return one value of its metrics, 0 if absent."""
-        families = text_string_to_metric_families(self._get("/metrics") or "")
+        families = text_string_to_metric_families(until("metrics", lambda: self._get("/metrics")))
         values = [
             sample.value
             for family in families
@@ -259,12 +274,7 @@ class KubeNode:
 
     def settled(self, expected: Mapping[Container, CPUSet]) -> None:
         """Wait until every container has its CPUs, in its cgroup and for each of its processes."""
-        for container, cpus in expected.items():
-            until_equal(
-                f"cpuset of {container.id[:12]}",
-                lambda container=container: (container.cpus, container.allowed),  # type: ignore[misc]
-                (cpus, cpus),
-            )
+        until_settled(expected)
 
     def remove(self, *names: str) -> None:
         """Delete pods as a user does."""

@@ -14,7 +14,10 @@ from typing import Any
 import httpx
 import trustme
 
+from apiserver.access import Access
+from apiserver.client import Api
 from tests.environments.server.daemon import plain_environment
+from tests.environments.waiting import until
 
 ADMIN = "admin"
 
@@ -101,6 +104,12 @@ class ApiServer:
         """Apply YAML documents by `kubectl apply`."""
         return self.kubectl("apply", "-f", "-", input=yaml, user=user)
 
+    def until_may_list(self, user: str, *kinds: str) -> None:
+        """Wait until a user may list these kinds: the API server learns of roles and bindings by watches."""
+        for kind in kinds:
+            asked = ("auth", "can-i", "list", kind, "--all-namespaces", f"--as={user}")
+            until(f"{user} may list {kind}", lambda: self.kubectl(*asked, check=False).returncode == 0)  # noqa: B023 - called in this turn
+
     def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
         """Create a namespace with its service account `default`, which pods need; return its name."""
         namespaces = "/api/v1/namespaces"
@@ -110,6 +119,17 @@ class ApiServer:
             account = {"metadata": {"name": "default"}}
             client.post(f"{namespaces}/{name}/serviceaccounts", json=account).raise_for_status()
         return name
+
+    @property
+    def token_file(self) -> Path:
+        """Return a file with the admin's token, as programs of the cluster read theirs."""
+        path = self.directory / "admin.token"
+        path.write_text(self.admin_token)
+        return path
+
+    def api(self, user_agent: str = "corepin-agent") -> Api:
+        """Return corepin's client with the admin's rights; the caller closes it."""
+        return Api(Access(self.url, self.ca_file, self.token_file), user_agent)
 
     def client(self) -> httpx.Client:
         """Return an HTTP client with the admin's rights; the caller closes it."""

@@ -92,7 +92,7 @@ class ControlPlane:
 
     def compact(self) -> None:
         """Let etcd drop all history."""
-        with httpx.Client(base_url=self.etcd, trust_env=False) as client:
+        with httpx.Client(base_url=self.etcd, trust_env=False, timeout=60) as client:
             found = client.post("/v3/kv/range", json={"key": "AA=="}).json()
             revision = {"revision": found["header"]["revision"], "physical": True}
             assert client.post("/v3/kv/compaction", json=revision).is_success

@@ -15,7 +15,7 @@ from pathlib import Path
 from agent.kernel.procfs import STATE, stat_fields
 
 START_SECONDS = 180.0  # three on an idle machine; when the queues begin, five API servers start at once
-STOP_SECONDS = 10.0
+STOP_SECONDS = 60.0  # until SIGKILL; one on an idle machine
 TREE = Path(__file__).parents[3]  # the checkout, or a worktree of it, whose tests run
 _POLL_SECONDS = 0.05
 

@@ -76,12 +76,16 @@ def _made(number: int) -> Iterator[Host]:
     ip("netns", "add", name)
     try:
         ip("link", "add", interface, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("addr", "add", f"{near}/30", "dev", interface)
-        ip("link", "set", interface, "up")
-        ip("-n", name, "addr", "add", f"{far}/30", "dev", "eth0")
-        ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        yield Host(name, far, near, interface)
+        try:
+            ip("addr", "add", f"{near}/30", "dev", interface)
+            ip("link", "set", interface, "up")
+            ip("-n", name, "addr", "add", f"{far}/30", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            yield Host(name, far, near, interface)
+        finally:
+            # With its namespace alone the kernel would remove it in the background, after this function.
+            ip("link", "delete", interface)
     finally:
         ip("netns", "delete", name)
 

@@ -18,6 +18,9 @@ from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEW
 from tests.environments.server.daemon import PortTaken, free_port, running
 
 _SERVICE_RANGE = "10.0.0.0/24"
+HOST_OF_GUEST = (
+    "10.0.2.2"  # this machine's loopback addresses, for a machine that QEMU emulates with a user network
+)
 _SERVICE_IP = "10.0.0.1"  # the first of the range: where pods look for the API server
 _PORT_ATTEMPTS = 3
 
@@ -120,7 +123,8 @@ def _write_credentials(server: ApiServer) -> None:
     directory = server.directory
     directory.chmod(0o700)
     server.authority.cert_pem.write_to_path(server.ca_file)
-    names = {"127.0.0.1", "localhost", _SERVICE_IP, "kubernetes.default.svc", httpx.URL(server.url).host}
+    names = {"127.0.0.1", "localhost", _SERVICE_IP, HOST_OF_GUEST, "kubernetes.default.svc"}
+    names.add(httpx.URL(server.url).host)
     serving = server.authority.issue_cert(*sorted(names))
     serving.cert_chain_pems[0].write_to_path(directory / "serving.crt")
     serving.private_key_pem.write_to_path(directory / "serving.key")

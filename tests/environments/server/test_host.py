@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from tests.environments.server.host import own_number
+import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.environments.server.host import host_apart, own_number
+
+INTERFACES = Path("/sys/class/net")
 
 
 def test_hosts_that_live_at_once_have_different_numbers(tmp_path: Path) -> None:
-    """A number that another host has is passed over; it is free again when that host has gone."""
+    """A number that another host has is skipped, and is free again once that host is deleted."""
     with own_number(255, tmp_path) as first, own_number(255, tmp_path) as second:
         assert (first, second) == (255, 0)
     with own_number(255, tmp_path) as third:
         assert third == 255
+
+
+@pytest.mark.server
+def test_host_that_has_ended_leaves_no_interface() -> None:
+    """When a test host has ended, this machine's interface to it is removed, also if the kernel is slow."""
+    for _ in range(5):
+        with host_apart() as host:
+            assert (INTERFACES / host.interface).exists()
+        assert not (INTERFACES / host.interface).exists()

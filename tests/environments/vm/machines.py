@@ -103,7 +103,8 @@ class Machine:
         for tid, cpu in zip(truth.vcpus, vcpus, strict=True):
             os.sched_setaffinity(tid, {cpu})
         for tid in (*truth.others, *truth.iothreads.values()):
-            os.sched_setaffinity(tid, emulator)
+            with suppress(ProcessLookupError):  # an idle worker exits after some seconds
+                os.sched_setaffinity(tid, emulator)
 
     def clean(self) -> None:
         """Remove its folder, and end it if it still runs."""

@@ -222,7 +222,7 @@ class ContainerdNode:
         pod = self.containerd.run_pod(name, f"uid-{name}", self.bound.pop(name), handler=HANDLER)
         self.sandboxes[name] = pod
         folder = self.containerd.directory / "kata" / pod.id[:12]
-        self.machines[name] = Machine(name, folder, lambda: _pid_in(folder / "pid"))
+        self.machines[name] = Machine(name, folder, lambda: pid_in(folder / "pid"))
         return self.machines[name]
 
     def start(self, name: str, container: str, cpuset: str = "", quota: int = 0) -> str:
@@ -252,7 +252,8 @@ class ContainerdNode:
         self.machines.pop(name).clean()
 
 
-def _pid_in(file: Path) -> int | None:
+def pid_in(file: Path) -> int | None:
+    """Return the pid in a file, None while it has none."""
     with suppress(OSError, ValueError):
         return int(file.read_text())
     return None

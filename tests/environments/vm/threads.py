@@ -71,6 +71,11 @@ def qemus(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if _comm(PROC / str(pid) / "comm") == NAME]
 
 
+def find_qemu() -> int | None:
+    """Return a QEMU of this machine, None if none runs."""
+    return next(iter(qemus(int(path.name) for path in PROC.glob("[0-9]*"))), None)
+
+
 def allowed(tid: int) -> CPUSet:
     """Return the affinity of a thread; empty if it has exited."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.environments.waiting import until_equal
+from tests.environments.node.node import until_nri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +17,10 @@ ISOLATE: Final = {"smt-policy.corepin.io/pod": "isolate"}  # annotation of a pod
 
 @contextmanager
 def agent_over_nri(node: Node, *flags: str) -> Iterator[None]:
-    """Let the agent be a plugin of the runtime, with further flags, and put it back without pods."""
+    """Restart the agent as an NRI plugin with further flags, and as before after the block, without pods."""
     before = node.agent.flags
     restart(node, (*before, "--nri", str(node.containerd.nri_socket), *flags))
-    until_holds(node)
+    until_nri(node.agent)
     try:
         yield
     finally:
@@ -33,11 +33,6 @@ def restart(node: Node, flags: tuple[str, ...]) -> None:
     node.agent.kill()
     node.agent.flags = flags
     node.agent.start()
-
-
-def until_holds(node: Node) -> None:
-    """Wait until every new container gets its CPUs by NRI."""
-    until_equal("path of starts", lambda: node.agent.state()["startPath"], "nri")
 
 
 def lines(node: Node, name: str) -> list[str]:

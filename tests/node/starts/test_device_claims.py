@@ -1,7 +1,7 @@
 """Pods of a real kubelet whose CPUs are ResourceClaims: the scheduler counts them, the agent is their driver.
 
 `COREPIN_CLAIM_RESTARTS=20` deletes so many pods by force and restarts the kubelet so often, and `COREPIN_CLAIM_KILLS=50` kills
-the agent so often, instead of once.
+the agent so often, instead of once. `COREPIN_CLAIM_BIRTHS=200` starts so many pods of claims.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.node.starts.claims import (
     UPSTREAM,
     claim,
     claiming_pod,
+    clear_claims,
     delete_claim,
     delete_now,
     held,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 RESTARTS = int(os.environ.get("COREPIN_CLAIM_RESTARTS", "1"))
 KILLS = int(os.environ.get("COREPIN_CLAIM_KILLS", "1"))
-REGISTERED, GIVEN_BACK = "registered at the kubelet", "claim given back while it is used"
+BIRTHS, AT_ONCE = int(os.environ.get("COREPIN_CLAIM_BIRTHS", "3")), 20
+REGISTERED, GIVEN_BACK = "registered at the kubelet", "claim unprepared while in use"
 
 
 def _held_names(node: Node) -> list[str]:
@@ -108,6 +110,17 @@ def test_container_runs_on_its_claim_from_the_first_instruction_on(
     until("its status", lambda: (node.status("user") or {}).get("cpus") == str(own))
 
 
+def test_pods_of_one_claim_that_come_at_once_begin_on_its_cpus(claim_node: Node) -> None:
+    """Only the first of them causes a Prepare; the others may start in the same moment."""
+    node = claim_node
+    for first in range(0, BIRTHS, AT_ONCE):
+        names = [f"pod-{number}" for number in range(first, min(first + AT_ONCE, BIRTHS))]
+        node.apply(claim("shared"), *(claiming_pod(name, "shared") for name in names))
+        found = {_assert_own(node, node.running(name), name, "shared") for name in names}
+        assert found == {_held_cpus(node)}
+        clear_claims(node)
+
+
 def _forging(document: dict[str, Any], variable: str, value: CPUSet) -> dict[str, Any]:
     """Return a pod whose containers have a variable in their specification, and keep it: none runs a shell."""
     for container in document["spec"]["containers"]:
@@ -133,7 +146,7 @@ def test_forged_variable_gives_no_cpus(claim_node: Node) -> None:
 
 
 def test_claim_that_no_container_names_is_held(claim_node: Node) -> None:
-    """The kubelet prepares it and the scheduler counts it; no container has its CPUs, by a forged variable either."""
+    """A claim that no container names holds its CPUs, and no container runs on them, even with a forged variable."""
     node = claim_node
     node.apply(claim("unnamed"))
     variable = f"{DRA_CPUSET_PREFIX}{uid_of_claim(node, 'unnamed')}"
@@ -154,7 +167,7 @@ def _held_cpus(node: Node) -> CPUSet:
 
 
 def test_claim_waits_in_prepare_until_a_classic_pod_has_gone(claim_node: Node) -> None:
-    """A pod with a claim starts as soon as the classic pod that holds the last core is gone, without an event."""
+    """A pod with a claim starts, without an event, as soon as the annotated pod that holds the last core has ended."""
     node = claim_node
     node.apply(claim("late"))
     holder = pod("holder", EXCLUSIVE, cpu=str(node.cores))
@@ -195,7 +208,7 @@ def test_next_claim_gets_the_cpus_of_a_pod_that_is_deleted_by_force(claim_node: 
 
 
 def test_claim_of_two_pods_stays_while_one_of_them_is_deleted_by_force(claim_node: Node) -> None:
-    """Both run on its CPUs, and the other one goes on there."""
+    """Two pods run on one claim's CPUs, and one keeps them when the other is deleted by force."""
     node = claim_node
     node.apply(claim("both"), claiming_pod("one", "both"), claiming_pod("two", "both"))
     one, two = node.running("one"), node.running("two")
@@ -208,7 +221,7 @@ def test_claim_of_two_pods_stays_while_one_of_them_is_deleted_by_force(claim_nod
 
 
 def test_restarts_of_kubelet_and_agent_prepare_nothing_again(claim_node: Node) -> None:
-    """The slice is back, the container keeps its CPUs, and the claim stays prepared."""
+    """After restarts of kubelet and agent the claim is still prepared, and the container keeps its CPUs."""
     node = claim_node
     node.apply(claim("kept"))
     [container] = node.run(claiming_pod("user", "kept"))
@@ -230,7 +243,7 @@ def test_restarts_of_kubelet_and_agent_prepare_nothing_again(claim_node: Node) -
 
 @pytest.mark.parametrize("first", ["user", "next"])
 def test_kubelet_that_lost_its_state_moves_no_container_of_a_claim(claim_node: Node, first: str) -> None:
-    """It prepares the claim again for the next pod alone, and gives it back at its end, also while the other one runs."""
+    """A kubelet without its state prepares a used claim again for the next pod, and no container moves."""
     node = claim_node
     node.apply(claim("kept"))
     [container] = node.run(claiming_pod("user", "kept"))
@@ -254,7 +267,7 @@ def test_kubelet_that_lost_its_state_moves_no_container_of_a_claim(claim_node: N
 
 
 def test_reset_serves_the_kubelet_until_the_pod_of_a_claim_has_ended(claim_node: Node) -> None:
-    """It takes the slice away and gives the container all CPUs; the pod ends without force, and then the reset does."""
+    """A reset withdraws the slice and unpins the container, and ends only after the pod with the claim has ended."""
     node = claim_node
     node.apply(claim("left"))
     [container] = node.run(claiming_pod("user", "left"))
@@ -274,7 +287,7 @@ def test_reset_serves_the_kubelet_until_the_pod_of_a_claim_has_ended(claim_node:
 
 
 def test_template_claim_that_is_deleted_while_it_is_prepared_keeps_its_cpus(claim_node: Node) -> None:
-    """Its protection keeps the object until the pod ends; without it too, only the kubelet gives CPUs back."""
+    """A deleted claim keeps its CPUs until the kubelet releases it, even without its finalizer."""
     node = claim_node
     node.apply(claim("made"))
     [container] = node.run(claiming_pod("user", "made"))

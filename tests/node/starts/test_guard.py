@@ -12,10 +12,10 @@ import pytest
 from pinning.contract import GUARDED, GUARDED_VALUE
 from pinning.machine.cpuset import CPUSet
 from tests.environments import plain_http
-from tests.environments.node.node import COMMAND, pod
+from tests.environments.node.node import COMMAND, pod, until_nri
 from tests.environments.server.daemon import free_port, running
 from tests.environments.waiting import until
-from tests.node.starts.over_nri import ISOLATE, lines, until_holds, waiting
+from tests.node.starts.over_nri import ISOLATE, lines, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,10 +74,10 @@ def test_marked_pod_waits_for_the_agent(
         node.apply(pod("plain"), pod("marked", MARKED, cpu="1"))
         node.running("plain")
         until("described", lambda: "promised CPUs of its own" in node.kubectl("describe", "pod/marked"))
-        message = until("status", lambda: waiting(node, "marked").get("message"))
+        # The kubelet writes the status after the event.
+        until("status", lambda: "corepin's agent" in waiting(node, "marked").get("message", ""))
         assert waiting(node, "marked")["reason"] == "CreateContainerError"
-        assert "corepin's agent" in message
-    until_holds(node)
+    until_nri(node.agent)
     marked = node.running("marked")
     own = CPUSet.parse(until("first line", lambda: lines(node, "marked"))[0])
     assert (len(own), marked.cpus) == (1, own)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import CPUSet
-from tests.environments.node.node import pod
+from tests.environments.node.node import pod, until_nri
 from tests.environments.waiting import until_equal
-from tests.node.starts.over_nri import agent_over_nri, lines, restart, until_holds
+from tests.node.starts.over_nri import agent_over_nri, lines, restart
 
 if TYPE_CHECKING:
     from tests.environments.node.node import Node
@@ -29,7 +29,7 @@ def test_system_pods_have_the_reserved_cpus_and_others_the_rest(node: Node) -> N
 
         file.write_text("strictReserved: true\n")
         restart(node, node.agent.flags)
-        until_holds(node)
+        until_nri(node.agent)
         others = node.all - reserved
         node.settled(dict.fromkeys(containers, others))
         names = [f"plain-{number}" for number in range(PODS)]

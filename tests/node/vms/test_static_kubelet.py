@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from tests.environments.vm.guests import PACKAGES, Guest
 from tests.environments.vm.kata.install import HANDLER
 from tests.environments.vm.kata.sandbox import CGROUP_ONLY
 from tests.environments.vm.machines import Machine, SocketsFolder
+from tests.environments.vm.nodes import pid_in
 from tests.environments.vm.pods import SOCKETS, kata_annotations, launcher_command, launcher_pod, mount_host
 from tests.environments.vm.published_vm import published_vm, until_published
 from tests.environments.vm.seen import see
@@ -78,19 +78,13 @@ def sandbox(node: Node, guest: Guest, cpu: str | None) -> Machine:
         document["spec"]["containers"][0]["resources"]["limits"]["memory"] = "50Mi"
     node.apply(document)
     folder = until("the shim's folder", lambda: folder_of(node))
-    return Machine("vm", folder, lambda: _pid_in(folder / "pid"))
+    return Machine("vm", folder, lambda: pid_in(folder / "pid"))
 
 
 def folder_of(node: Node) -> Path | None:
     """Return the folder of the only sandbox of Kata's, None while there is none."""
     folders = list((node.containerd.directory / "kata").glob("*/pid"))
     return folders[0].parent if len(folders) == 1 else None
-
-
-def _pid_in(file: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(file.read_text())
-    return None
 
 
 def update(node: Node, container: str, cpus: CPUSet) -> None:

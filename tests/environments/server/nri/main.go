@@ -192,7 +192,7 @@ func listed(s *state, list *[]json.RawMessage) handler {
 	}
 }
 
-// synchronize tells a plugin that came what there is.
+// synchronize sends the existing pods and containers to a new plugin.
 func (s *state) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
 	s.Lock()
 	held := s.held
