@@ -21,6 +21,9 @@ JSON_PATCH: Final = "application/json-patch+json"
 # No time-out for a free connection: each holder returns its connection in time. A time-out can also hit a
 # connection that was just assigned, which httpcore 1.0 then never returns to the pool.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
+# An agent has a watch of pods, of its node and, with claims, of its ResourceSlices. A write may be slow, for example
+# because a webhook is, as may a read of a claim: others do not wait for them. A connection is opened when it is needed.
+CONNECTIONS: Final = 8
 BUSY: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # codes of the API server, also for failing webhooks and for objects too large for etcd
 INTERNAL: Final = frozenset({500, 504})
@@ -70,7 +73,7 @@ class Api:
             timeout=APPLY_SECONDS,
             # identity, because a few kilobytes of gzip could expand to any size
             headers={"user-agent": user_agent, "accept": JSON, "accept-encoding": "identity"},
-            limits=httpx.Limits(max_connections=4, keepalive_expiry=60),
+            limits=httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=60),
         )
         self.requests = 0
         # Number of failed requests by status code; "0": the connection broke.

@@ -197,7 +197,7 @@ def _read(request: str, content: bytes) -> dict[str, Any]:
     # The answer comes from a proxy, or is nested thousands of levels deep.
     except (ValueError, RecursionError) as error:
         raise ClusterError(
-            f"{request}: the API server's answer is no JSON that can be read: {error}"
+            f"{request}: the API server's answer is not JSON that can be read: {error}"
         ) from error
     return answer
 

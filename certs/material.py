@@ -183,7 +183,7 @@ class _Parts:
         pair = self.pair(cert_name, key_name)
         if pair.certificate is None or _may_sign(pair.certificate):
             return pair
-        self.problems.append(Problem(cert_name, "is no certificate authority"))
+        self.problems.append(Problem(cert_name, "is not a certificate authority"))
         return Pair()
 
     def pair(self, cert_name: str, key_name: str) -> Pair:
@@ -217,7 +217,7 @@ class _Parts:
             return None
         if isinstance(key, ec.EllipticCurvePrivateKey):
             return key
-        self.problems.append(Problem(name, "is no ECDSA key"))
+        self.problems.append(Problem(name, "is not an ECDSA key"))
         return None
 
     def _miss(self, *names: str) -> None:

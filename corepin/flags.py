@@ -38,7 +38,7 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
 
 
 def filled(text: str) -> str:
-    """Return the value of a flag that must not be empty, as it is with an unset variable of a shell."""
+    """Return the value of a flag, which must not be empty; an unset shell variable would make it empty."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: write a name, or leave the flag out")
     return text
@@ -53,6 +53,12 @@ def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:
         default="text",
         help=f"text for people (default), or {json}",
     )
+
+
+def add_noise_flag(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of the doctor that measures noise on exclusive CPUs."""
+    text = "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
+    parser.add_argument("--noise", metavar="SECONDS", help=text)
 
 
 def add_list_flag(parser: argparse._ActionsContainer, flag: str, metavar: str, text: str) -> None:

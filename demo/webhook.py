@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COREPIN: Final = str(Path(sys.executable).with_name("corepin"))
-START_SECONDS: Final = 20
+START_SECONDS: Final = 180.0  # two on an idle machine
+ANSWER_SECONDS: Final = 60.0  # milliseconds on an idle machine
 NAMESPACE: Final = "demo"
 PLURALS: Final = {"VirtualMachineInstance": "virtualmachineinstances"}
 
@@ -117,7 +118,8 @@ def webhook(directory: Path) -> Iterator[Client]:
         try:
             address = _address(process, log)
             trusted = ssl.create_default_context(cafile=str(directory / "ca.crt"))
-            with httpx.Client(base_url=f"https://{address}", verify=trusted, trust_env=False) as http:
+            url = f"https://{address}"
+            with httpx.Client(base_url=url, verify=trusted, trust_env=False, timeout=ANSWER_SECONDS) as http:
                 yield Client(http)
         finally:
             process.terminate()
@@ -138,8 +140,8 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Return the address of the webhook, which chose a free port and logged it."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            entry = json.loads(line)
+        *whole, _ = log.read_text().split("\n")  # the last line may be half written
+        for entry in map(json.loads, whole):
             if entry.get("event") == "serving":
                 return str(entry["reviews"])
         time.sleep(0.02)

@@ -31,11 +31,11 @@ CORE_TYPE_WORDS: Final = {
 }
 # How a container got its CPUs, by the agent's word for it.
 PATH_WORDS: Final = {
-    "nri": "it was made so (NRI)",
+    "nri": "set when it was created (NRI)",
     "cgroup": "written to its cgroup",
     "runtime": "set by the runtime (CRI)",
     "affinity": "set for each thread of its virtual machine",
-    "found": "found so by the agent",
+    "found": "already set when the agent found it",
 }
 # Kinds of noise on a container's CPUs, by the agent's word.
 NOISE_WORDS: Final[dict[str, str]] = {

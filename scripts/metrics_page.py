@@ -31,7 +31,7 @@ NOWHERE: Final = Path("/nonexistent")
 HEAD: Final = """\
 # Metrics
 
-Written by `make metrics` from the programs; do not edit. A test compares it with them.
+Written by `make metrics` from the programs; do not edit. A test compares this page with the programs.
 
 Each program serves `/metrics` in the text format of Prometheus over plain HTTP, and beside its own metrics those of
 its process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, ...). What to scrape, alerts and a dashboard
@@ -47,12 +47,12 @@ PROGRAMS: Final = {
 LABELS: Final = {
     "files": "`configuration` or `certificate`",
     "endpoint": "`mutate` or `validate`",
-    "outcome": "`allowed`, `patched`, `denied`, `unreadable` (an answer about an object that cannot be read), `rejected` (no review, or not taken), `failed` (a bug)",
+    "outcome": "`allowed`, `patched`, `denied`, `unreadable` (an answer about an object that cannot be read), `rejected` (not a review, or a review that was not accepted), `failed` (a bug)",
     "reason": "of a review: empty, the reason of its first cause, or `malformed`, `too_large`, `content_type`, `busy`, `slow` or `bug`; of a claim: see [troubleshooting.md](troubleshooting.md#why-a-claim-is-not-fulfilled)",
     "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
-    "path": "`nri` (the container was made so), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was so)",
+    "path": "`nri` (set when the container was created), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was set already)",
     "state": "`proven`, `not_proven` (not all of its tasks are looked at), `narrowed` (tasks use a part by their own"
     " choice), `drift`, `compromised`, `failing`, `fought`",
     "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",

@@ -1,5 +1,8 @@
 """Fixtures and options of all tests."""
 
+import asyncio
+import inspect
+
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
@@ -27,15 +30,15 @@ keep_from_children()
 KINDS = ("machines", "servers")
 FOLDERS = pytest.StashKey[dict[str, set[str]]]()
 # The first test of these waits until a machine has booted, a cluster runs or the image is built.
-# An emulated machine has limits of its own, of the time in which the host lets it run.
+# Time limits of an emulated machine count only the time in which the host runs it.
 _SECONDS_WITH_SETUP = {"smt_cluster": 6000, "smt": 7200, "node": 1500}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the tests that start whole machines longer than the others until they are taken for hung.
+    """Give tests that start whole machines a longer timeout than the others.
 
-    What Hypothesis draws is not counted for coverage, which would make thousands of examples more than twice as slow,
-    and a line covered or not by chance: the tests that say what a line is for have to reach it.
+    Code run by Hypothesis examples does not count for coverage: tracing would make thousands of examples more than
+    twice as slow, and coverage of a line would depend on chance. Fixed tests must reach every line.
     """
     folders: dict[str, set[str]] = {kind: set() for kind in KINDS}
     config.stash[FOLDERS] = folders
@@ -49,8 +52,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(max(limits)))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own; return None for other tests."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
 def _kind(item: pytest.Item) -> str:
-    """Return the kind of queue in which `scripts/test` runs a test, "" for those of others."""
+    """Return the kind of queue in which `scripts/test` runs a test; "" for a test in no queue."""
     marked = {mark.name for mark in item.iter_markers()}
     if marked & {"smt", "smt_cluster"}:
         return ""

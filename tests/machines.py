@@ -14,14 +14,18 @@ import shutil
 import sys
 from collections import defaultdict
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from pinning.machine.cpuset import CPUSet
+from pinning.machine.lscpu import read_lscpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from pinning.machine.topology import Topology
 
 DATA = Path(__file__).parent / "data" / "machines"
 NAMES = sorted(path.parent.name for path in DATA.glob("*/tree.txt"))
@@ -39,6 +43,12 @@ def quick_folder() -> Iterator[Path]:
     has_room = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM
     with TemporaryDirectory(dir=_MEMORY if has_room else None) as folder:
         yield Path(folder)
+
+
+@cache
+def captured(name: str) -> Topology:
+    """Return a machine of the test data, as `lscpu` prints it."""
+    return read_lscpu(lscpu_text(name))
 
 
 def lscpu_text(name: str) -> str:

@@ -63,12 +63,19 @@ ROOMS = {
     "pinning.cmk": ("pinning.contract", "pinning.errors", "pinning.machine", "pinning.planning"),
     "agent.clock": (),
     "agent.token_bucket": (),
-    "agent.cmk_command": ("agent.wrappers.protocol",),
+    "agent.cmk_command": ("pinning.contract",),
     "agent.errors": (),
     "agent.grpc_calls": ("agent.errors", "agent.http2"),
     "agent.http2": (),
     "agent.grpc_server": ("agent.errors",),
-    "agent.dra": (*("agent.clock", "agent.errors", "agent.grpc_server", "apiserver", "pinning"),),
+    "agent.dra": (
+        "agent.clock",
+        "agent.errors",
+        "agent.grpc_server",
+        "agent.token_bucket",
+        "apiserver",
+        "pinning",
+    ),
     "agent.config": ("pinning",),
     "agent.claim_interfaces": ("pinning",),
     "agent.interfaces": ("agent.claim_interfaces", "agent.node_state", "agent.vm_interfaces", "pinning"),
@@ -253,7 +260,7 @@ def test_module_follows_the_arrows(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(Path("pinning").rglob("*.py")), ids=str)
 def test_pinning_is_standard_library_only(path: Path) -> None:
-    """The domain runs wherever Python runs: no package from elsewhere is imported."""
+    """The domain imports the standard library only, so that it runs wherever Python runs."""
     assert tops(path.read_text(encoding="utf-8")) <= sys.stdlib_module_names | {"pinning"}
 
 
@@ -291,7 +298,7 @@ def test_rooms_follow_the_arrows() -> None:
 
 
 def test_main_alone_knows_every_implementation() -> None:
-    """What stands behind an interface is chosen in one place; doctor and the command look at the machine themselves."""
+    """Only `agent.main` imports the implementations of interfaces, apart from doctor and the command."""
     behind = ("agent.cri", "agent.kernel", "agent.local", "agent.pod_watch", "agent.report", "agent.serve")
     known_by = {
         folder: {room(module) for module, others in arrows().items() if folder in map(room, others)}
@@ -333,33 +340,33 @@ def test_the_kernel_room_alone_sets_affinities() -> None:
 
 
 def test_no_packages_go_round_in_a_circle() -> None:
-    """Of two packages one can be understood without the other."""
+    """Packages do not import each other in a cycle."""
     assert circle(between(package)) == []
 
 
 def test_no_rooms_go_round_in_a_circle() -> None:
-    """Of two rooms one can be understood without the other."""
+    """Rooms do not import each other in a cycle."""
     assert circle(between(room)) == []
 
 
 def test_no_files_go_round_in_a_circle() -> None:
-    """Of two files one can be understood without the other."""
+    """No two files import each other, directly or by a chain of imports."""
     assert circle(arrows()) == []
 
 
 def test_nothing_is_too_large() -> None:
-    """A folder, a file and a class can be seen at once; `tests/sizes.py` names what is larger, and nothing else."""
+    """No folder, file or class exceeds its limit, except for those that `tests/sizes.py` names."""
     assert {*full_folders(CODE), *long_files(TEXTS), *long_classes(TEXTS)} == ABOVE.keys()
     assert all(ABOVE.values())
 
 
 def test_no_function_is_too_long() -> None:
-    """A function can be read at once, without exception."""
+    """No function is longer than the limit; for functions there are no exceptions."""
     assert list(long_functions(TEXTS)) == []
 
 
 def test_what_is_too_large_is_found() -> None:
-    """One file or line more than the limit is found; a function's docstring is no part of it."""
+    """One file or line more than the limit is found; a function's docstring is not a part of it."""
     path = Path("a/b.py")
 
     def texts(class_lines: int, function_lines: int) -> dict[Path, str]:
@@ -377,7 +384,7 @@ def test_what_is_too_large_is_found() -> None:
 
 
 def test_no_test_imports_another_one() -> None:
-    """What tests share is in a module of its own."""
+    """No test module imports another one: shared code is in a module of its own."""
     tests = [path for path in CODE if path.parts[0] == "tests"]
     sharing = {
         (str(path), name)
@@ -390,7 +397,7 @@ def test_no_test_imports_another_one() -> None:
 
 
 def test_what_must_be_covered_is_there() -> None:
-    """The Makefile demands every branch of files that exist."""
+    """Every pattern in the Makefile for files that need full coverage matches a file."""
     (listed,) = re.findall(r"^PURE := (\S+)$", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
     assert all(any(Path().glob(pattern)) for pattern in listed.split(","))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from corepin.documents import write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_flag, add_optional_flag, add_output_flag
+from corepin.flags import add_flag, add_noise_flag, add_optional_flag, add_output_flag
 from corepin.host_flags import (
     add_host_flags,
     keeps_topology,
@@ -67,10 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_flag(parser, "--state-dir", "DIR", "the agent's checkpoint and lock", AGENT_STATE)
     add_flag(parser, "--namespace", "NAME", "where agent and guard run", AGENT_NAMESPACE)
     add_flag(parser, "--seconds", "N", "how long to watch for foreign threads on exclusive CPUs", "1")
-    noise = (
-        "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
-    )
-    parser.add_argument("--noise", metavar="SECONDS", help=noise)
+    add_noise_flag(parser)
     add_output_flag(parser, "JSON")
     return parser
 

@@ -269,7 +269,7 @@ def _troubles(state: AgentState) -> Iterator[str]:
     for name in state.other_plugins:
         yield f"another NRI plugin ({name}) sets CPUs too: stop it, only one program may own the CPUs of a node"
     for conflict in state.conflicts:
-        cause = f"another program rewrote its CPUs {conflict.rewrites} times, and the agent leaves them so for now"
+        cause = f"another program rewrote its CPUs {conflict.rewrites} times, and the agent does not correct them for now"
         yield f"{conflict.container}: {cause}: stop that program (`corepin doctor` names candidates)"
     yield from _undone(state.quiet) if state.quiet else ()
     for name in state.failures:
@@ -279,8 +279,8 @@ def _troubles(state: AgentState) -> Iterator[str]:
 def _undone(quiet: Quiet) -> Iterator[str]:
     """Yield the values on quiet CPUs that another program keeps changing back."""
     for name in quiet.conflicts:
-        cause = "another program moved it back three times, and the agent leaves it so for now"
+        cause = "another program moved it back three times, and the agent does not correct it for now"
         yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"
     for name in (it for part in quiet.parts for it in part.conflicts):
-        cause = "another program changed it back three times, and the agent leaves it so for now"
+        cause = "another program changed it back three times, and the agent does not correct it for now"
         yield f"{name}: {cause}: stop that program"

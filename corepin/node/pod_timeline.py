@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
 # Order of entries with the same second, from cause to effect.
-_STAGES: Final = ("claim", "admission", "node", "start", "decision", "refusal", "event", "proof")
+_STAGES: Final = ("claim", "admission", "node", "devices", "start", "decision", "refusal", "event", "proof")
 _GUARD: Final = (
     "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
 )
@@ -61,7 +61,8 @@ def timeline_of(
     recorded = list(_events(events))
     entries = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *recorded]
     if status:
-        entries += [*_resource_claims(pod, status, now), *_decisions(status, recorded), *_proofs(status)]
+        entries += [*_resource_claims(pod, status, now), *_devices(status)]
+        entries += [*_decisions(status, recorded), *_proofs(status)]
     return Timeline(_title(pod), tuple(sorted(entries, key=_order)), tuple(waits_of(pod, status)))
 
 
@@ -216,11 +217,21 @@ def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
         for claims in claim_words(container):
             yield Entry(time, "decision", f"{name} has the CPUs {claims}")
         for place in device_words(container):
-            yield Entry(time, "proof", f"{name} runs {place}")
+            yield Entry(max(time, container.devices_named), "proof", f"{name} runs {place}")
         reported = f"Uncounted: container {name}: "
         if container.uncounted and not any(it.message.startswith(reported) for it in recorded):
             message = f"the scheduler does not count the cores of {name}: {container.uncounted}"
             yield Entry(time, "decision", message)
+
+
+def _devices(status: PodStatus) -> Iterator[Entry]:
+    """Yield when the agent asked for the devices of each container, and when it knew them."""
+    for name, container in status.containers.items():
+        if container.devices_asked:
+            message = f"the agent asked the kubelet for the devices of {name}"
+            yield Entry(container.devices_asked, "devices", message)
+            message = f"the kubelet has named the devices of {name}"
+            yield Entry(container.devices_named, "devices", message)
 
 
 def _sharing(container: Container) -> str:

@@ -37,7 +37,7 @@ def _devices(flag: str) -> Iterable[Device]:
     place = f"--device {truncate(flag, KEY)!r}"
     if "/" not in resource:
         raise CommandFailed(
-            f"{place}: {truncate(resource, KEY)!r} is no name of a device resource: {_EXAMPLE}"
+            f"{place}: {truncate(resource, KEY)!r} is not the name of a device resource: {_EXAMPLE}"
         )
     for text in nodes.split(","):
         yield Device(resource, nodes_of_text(text, place))
@@ -63,8 +63,8 @@ def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
 class NodeDevices:
     """The free devices, and those of each pod by its namespace/name.
 
-    With its topology manager off the kubelet assigns any free device, so chance decides here, the same in
-    each run, except for the devices that are chosen.
+    With its topology manager off the kubelet assigns any free device, so devices are drawn at random here, with a
+    fixed seed, except for the given ones.
     """
 
     devices: Sequence[Device]
@@ -76,7 +76,7 @@ class NodeDevices:
     def follow(
         self, here: Mapping[str, tuple[SeenPod, Planned]]
     ) -> tuple[dict[Owner, tuple[Device, ...]], dict[str, str]]:
-        """Assign devices to new pods and take back those of deleted ones.
+        """Assign devices to new pods, and release those of deleted pods.
 
         Return the devices of each container, and why pods that request some have none.
         """

@@ -43,7 +43,7 @@ def nodes_of_text(text: str, place: str) -> CPUSet:
     """Return the NUMA nodes of one device, none for -1; raise CommandFailed."""
     if not _NODES.fullmatch(text):
         raise CommandFailed(
-            f"{place}: {truncate(text, VALUE)!r} is no NUMA node: write its number, -1 for a device without a"
+            f"{place}: {truncate(text, VALUE)!r} is not a NUMA node: write its number, -1 for a device without a"
             " node, or 0+1 for one that is near both"
         )
     return EMPTY if text == "-1" else CPUSet(map(int, text.split("+")))
@@ -54,11 +54,11 @@ def _uses(given: Any, place: str) -> Iterator[tuple[Use, tuple[CPUSet, ...]]]:
         for resource, nodes in _entries(resources, f"{place}: {truncate(container, KEY)}"):
             where = f"{place}: {truncate(container, KEY)}: {truncate(resource, KEY)}"
             if not isinstance(nodes, list):
-                raise CommandFailed(f"{where}: {truncate(str(nodes), VALUE)!r} is no list: {_EXAMPLE}")
+                raise CommandFailed(f"{where}: {truncate(str(nodes), VALUE)!r} is not a list: {_EXAMPLE}")
             yield Use(container, resource), tuple(nodes_of_text(str(node), where) for node in nodes)
 
 
 def _entries(given: Any, place: str) -> list[tuple[str, Any]]:
     if not isinstance(given, dict):
-        raise CommandFailed(f"{place}: {truncate(str(given), VALUE)!r} is no mapping of names: {_EXAMPLE}")
+        raise CommandFailed(f"{place}: {truncate(str(given), VALUE)!r} is not a mapping of names: {_EXAMPLE}")
     return list(given.items())

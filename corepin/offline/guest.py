@@ -28,7 +28,7 @@ class Threads:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The parts of its SMT policy that its CPUs cannot satisfy."""
+        """The parts of the machine's SMT policy that its CPUs cannot satisfy."""
         return self.placement.warnings if self.placement else ()
 
     def as_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Threads:
     def __str__(self) -> str:
         """Return the CPUs for messages: `vCPU 0 on CPU 1, ...; emulator on CPU 10`."""
         if self.placement is None:
-            return f"its vCPUs cannot be pinned one by one: {self.reason}"
+            return f"its vCPUs cannot be pinned one to one: {self.reason}"
         vcpus = (f"{number} on CPU {cpu}" for number, cpu in enumerate(self.placement.vcpus))
         iothreads = (
             f"{number} on {_named(cpus)}" for number, cpus in enumerate(self.placement.iothread_pins, start=1)

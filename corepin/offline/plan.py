@@ -167,7 +167,7 @@ def _documents(sources: list[str]) -> list[Planned]:
     if owned:
         _note(f"counted with their owners: {_listed([document.item.title for document in owned])}")
     if others:
-        _note(f"passed over because they bring no pods: {_listed([_named(item) for item in others])}")
+        _note(f"skipped because they define no pods: {_listed([_named(item) for item in others])}")
     return counted
 
 

@@ -160,7 +160,7 @@ def _memory(node: PlannedNode, held: list[Assignment]) -> Iterator[str]:
 def _idle_cost(held: list[Assignment]) -> Iterator[str]:
     for assignment in held:
         if assignment.idle:
-            yield f"{assignment.name} keeps CPU{'s' * (len(assignment.idle) > 1)} {assignment.idle} idle: {len(assignment.idle)} more than it runs on"
+            yield f"{assignment.name} keeps CPU{'s' * (len(assignment.idle) > 1)} {assignment.idle} idle: {len(assignment.idle)} besides those that it runs on"
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pinning.planning.observed import Observed, Owner, SeenPod
 from pinning.planning.plan import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from corepin.offline.claims import PlannedClaim
     from corepin.offline.given_devices import Given
@@ -73,7 +73,7 @@ class PlannedNode:
     def steps(self, documents: Iterable[Planned], claims: Sequence[int] = ()) -> Iterator[Step]:
         """Yield the node after each event: a repeated pod is an update, one being deleted is removed.
 
-        After the pods, the claims of these numbers of CPUs.
+        ResourceClaims for these numbers of CPUs are planned after all pods.
         """
         ledger, node, places = Ledger(), _Pods(), _Places(self.topology)
         given = NodeDevices(self.devices, self.chosen)
@@ -87,7 +87,7 @@ class PlannedNode:
                     self.topology.online,
                     pods_here,
                     devices=devices,
-                    devices_unknown=_unknown(node.here, lacking),
+                    devices_unknown=_unknown(node.here, lacking, devices),
                 )
                 planned = plan(seen, ledger, self.config)
                 ledger = planned.ledger
@@ -104,12 +104,15 @@ class PlannedNode:
             yield replace(step, pod="", warnings=(), **now._asdict())
 
 
-def _unknown(here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str]) -> dict[Owner, str]:
+def _unknown(
+    here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str], known: Collection[Owner]
+) -> dict[Owner, str]:
     """Return why the devices of each container are unknown, for containers without any."""
     return {
-        Owner(pod.uid, container): lacking.get(key, NOT_GIVEN)
+        owner: lacking.get(key, NOT_GIVEN)
         for key, (pod, _) in here.items()
         for container in pod.device_containers
+        if (owner := Owner(pod.uid, container)) not in known
     }
 
 

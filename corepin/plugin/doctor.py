@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from corepin.documents import write_error, write_out
 from corepin.errors import CommandFailed
-from corepin.flags import add_output_flag, filled
+from corepin.flags import add_noise_flag, add_output_flag, filled
 from corepin.node.kube_api import NotFound, add_context_flag, get
 from corepin.node.kube_node import only_node
 from logs.printable import harmless, harmless_json
@@ -40,10 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_context_flag(parser)
     seconds = "how long to watch for foreign threads on exclusive CPUs (default: 1)"
     parser.add_argument("--seconds", metavar="N", default="1", help=seconds)
-    noise = (
-        "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits"
-    )
-    parser.add_argument("--noise", metavar="SECONDS", help=noise)
+    add_noise_flag(parser)
     add_output_flag(parser, "JSON")
     return parser
 

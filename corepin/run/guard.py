@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         problem = f"--health-listen: cannot listen on {args.health_listen}: {error.strerror or error}"
         raise CommandFailed(f"{problem}: name another address, or off") from error
     if reason:
-        raise CommandFailed(f"{reason}: the guard ends, and reads the new file when it is started again")
+        raise CommandFailed(f"{reason}: the guard exits, and reads the new file at its next start")
     return 0
 
 

@@ -93,7 +93,9 @@ def _check(args: argparse.Namespace) -> int:
     files = rule_files(args)
     contents = tuple(file.read() for file in files)
     DeciderLoader(*files)(contents)
-    words = ["ok" if content is not None else "absent, built-in defaults are used" for content in contents]
+    words = [
+        "ok" if content is not None else "does not exist, built-in defaults are used" for content in contents
+    ]
     write_out("".join(f"{file.path}: {word}\n" for file, word in zip(files, words, strict=True)))
     return 0
 
@@ -146,7 +148,7 @@ def _options(args: argparse.Namespace) -> Options:
 def _mebibytes(flag: str, text: str) -> int:
     """Return the bytes of a flag's value in MiB; raise CommandFailed."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_MEBIBYTES):
-        problem = f"{text!r} is no number of MiB from 1 to {MOST_MEBIBYTES}: write for example 20"
+        problem = f"{text!r} is not a number of MiB from 1 to {MOST_MEBIBYTES}: write for example 20"
         raise CommandFailed(f"{flag}: {problem}")
     return int(text) * 2**20
 

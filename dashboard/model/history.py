@@ -58,7 +58,7 @@ def _reporting(old: Node, new: Node) -> str:
     if new.pools:
         return "an agent reports"
     if old.pools:
-        return new.problem or "no agent reports any more"
+        return new.problem or "no agent reports from this node any more"
     return new.problem if new.problem != old.problem else ""
 
 
@@ -88,7 +88,9 @@ def pod_changes(
                 time, node_of.get(key, ""), key, f"{_named(key, container)} waits: {reason}", is_warning=True
             )
         for container, reason in sorted(was - now):
-            yield Change(time, node_of.get(key, ""), key, f"{_named(key, container)} waits no more: {reason}")
+            yield Change(
+                time, node_of.get(key, ""), key, f"{_named(key, container)} no longer waits: {reason}"
+            )
         yield from _drifts(time, before, pod, node_of.get(key, ""))
 
 

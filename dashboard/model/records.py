@@ -49,7 +49,7 @@ MOST_MESSAGE: Final = 1024  # characters of a message, by the limit of events.k8
 OBJECT_BYTES: Final = 320  # memory of a decoded container, besides its texts
 TEXT_BYTES: Final = 56  # memory of a Python string, besides its characters
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
-TOO_LARGE: Final = "what the agent says is too large for this page: read the annotation with kubectl"
+TOO_LARGE: Final = "the agent's annotation is too large for this page: read it with kubectl"
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -181,7 +181,7 @@ class PodDecoder:
         facts = (meta.uid, text, *sorted(asks.items()))
         found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
         if found.problem == TOO_LARGE:
-            self._known.forget(facts)  # another pod may have left room by the next time
+            self._known.forget(facts)  # another pod may have freed memory by the next time
         return found
 
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:

@@ -109,7 +109,7 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
 
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             if request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
-                return PlainTextResponse("another site may not hold streams of this page\n", 403)
+                return PlainTextResponse("other sites may not open event streams of this page\n", 403)
             if len(viewers) >= MOST_VIEWERS:
                 return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
             return Viewing(stream(watching, once), viewers)

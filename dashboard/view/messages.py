@@ -84,7 +84,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
 
 
 def _disturbances(container: Container) -> Iterator[Fact]:
-    """Yield interrupts on its CPUs, or off them, against its pod's policy, and noise."""
+    """Yield how a container's interrupts deviate from its pod's policy, and the noise on its CPUs."""
     if container.not_quiet:
         yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
     if container.not_kept:
@@ -106,7 +106,7 @@ def proof(container: Container | None, owner: Owner | None = None) -> str:
     if container is None and owner and owner.policy == POD:
         return POOL_WORDS
     if container is None:
-        return "not proven yet, its pod says nothing"
+        return "not proven yet, its pod has no status"
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]
     if container.drift:
         troubles.insert(0, "tasks of it may run outside of its CPUs")
@@ -133,7 +133,7 @@ def _how(applied: Applied) -> str:
 
 
 def why(container: Container) -> str:
-    """Return the policies by which a container has its CPUs, or the reason why it has none."""
+    """Return the policies that chose a container's CPUs, or the reason why it has none."""
     if refusal := container.refusal:
         kept = f" It keeps CPUs {container.cpus}." if container.policy and container.cpus else ""
         return f"Waits ({refusal.reason}): {_sentence(refusal.message)}{kept}"

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MOST: Final = 500  # rows sent to a browser
 _FIRST: Final = (TROUBLE, WAITING, PENDING, OK)
 NOTHING_SAID: Final = (
-    "No agent has said anything of this pod: it has no node yet, its containers have not begun, or nothing it asks"
+    "No agent has reported on this pod: it has no node yet, its containers have not begun, or nothing it asks"
     " for can be given. `kubectl describe pod` shows which."
 )
 
@@ -78,7 +78,7 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
     if pod and pod.problem:
         yield f"Of this pod {pod.problem}."
     elif pod is None or pod.status is None:
-        yield NOTHING_SAID if not node else "The pod's own annotation says nothing yet."
+        yield NOTHING_SAID if not node else "The pod has no status annotation yet."
     if pod is None:
         return
     if pod.status and pod.status.refusal:

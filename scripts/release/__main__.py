@@ -33,7 +33,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.release", description=__doc__)
     parser.add_argument("--into", metavar="DIR", type=Path, default=Path("dist"), help="default: dist")
     parser.add_argument(
-        "--url", metavar="URL", default=PLACE, help=f"where it will be found (default: {PLACE})"
+        "--url", metavar="URL", default=PLACE, help=f"base URL of the published files (default: {PLACE})"
     )
     again = "build the image again, from the same base, though there is one of the same sources"
     parser.add_argument("--again", action="store_true", help=again)
@@ -64,7 +64,8 @@ def build(source: Source, dist: Path, url: str) -> None:
     normalise(build_image(source.folder), image, f"docker.io/library/corepin:{source.version}", source.epoch)
     text = bill(parts_of(image), source.version)
     (dist / f"corepin-{source.version}-image.cdx.json").write_text(text, encoding="utf-8")
-    # Last, because its manifest belongs to a release only with the sums: after a failure the folder could not be emptied.
+    # Built last, because its manifest counts as a release file only if the checksums list it: after a failure the
+    # folder could not be emptied.
     build_krew(source, dist, url)
     write_sums(dist)
 
@@ -76,13 +77,13 @@ def make_room(dist: Path) -> None:
     listed = _listed(dist / SUMS)
     for path in there:
         if not (path.is_file() and (VERSIONED.fullmatch(path.name) or path.name in listed)):
-            raise ReleaseFailed(f"{path} is no file of a release: take it away, or name another folder")
+            raise ReleaseFailed(f"{path} is not a release file: remove it, or name another folder")
     for path in there:
         path.unlink()
 
 
 def _listed(sums: Path) -> frozenset[str]:
-    """Return the files that the sums of a release list, and these; none if there are no sums, or another project's."""
+    """Return the checksum file and the files that it lists; none if there is no such file, or it is another project's."""
     if not sums.is_file():
         return frozenset()
     names = [line.partition("  ")[2] for line in sums.read_text(errors="replace").splitlines()]

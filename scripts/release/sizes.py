@@ -26,5 +26,5 @@ def sizes(dist: Path) -> dict[str, int]:
 def compared(now: Mapping[str, int], before: Mapping[str, int]) -> Iterator[str]:
     """Yield a line for each size, with its change since the previous release in the folder."""
     for name, size in now.items():
-        change = f"{(size - before[name]) / _MB:+.2f} MB" if name in before else "no release before it here"
+        change = f"{(size - before[name]) / _MB:+.2f} MB" if name in before else "no earlier release here"
         yield f"{size / _MB:9.2f} MB  {name} ({change})"

@@ -58,22 +58,19 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
     assert seen == ["Bearer one", "Bearer two"]
 
 
-def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
-    """A cut or damaged gzip is an interruption as any other, of a request and of a watch."""
+async def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
+    """A truncated or damaged gzip body counts as an interrupted connection, in a request and in a watch."""
 
     async def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Damaged())
 
-    async def ask() -> None:
-        api = Api(Access(URL), "tests", httpx.MockTransport(answer))
-        with pytest.raises(Unavailable):
-            await api.get("/x")
-        with pytest.raises(Unavailable):
-            [line async for line in api.lines("/x", {}, 1.0)]
-        assert api.errors == {"0": 2}
-        await api.close()
-
-    asyncio.run(ask())
+    api = Api(Access(URL), "tests", httpx.MockTransport(answer))
+    with pytest.raises(Unavailable):
+        await api.get("/x")
+    with pytest.raises(Unavailable):
+        [line async for line in api.lines("/x", {}, 1.0)]
+    assert api.errors == {"0": 2}
+    await api.close()
 
 
 class Damaged(httpx.AsyncByteStream):
@@ -84,21 +81,18 @@ class Damaged(httpx.AsyncByteStream):
         yield b"no gzip"
 
 
-def test_lines_are_whole_and_bounded() -> None:
-    """However they are cut, and with line separators of Unicode inside; a longer one than is wanted is given up."""
+async def test_lines_are_whole_and_bounded() -> None:
+    """Lines of a watch arrive whole however the body is split; a line above the limit is an error."""
     text = '{"a": "\u2028"}\n\n{}\n'.encode()
     pieces = [text[at : at + 3] for at in range(0, len(text), 3)]
 
-    async def ask() -> None:
-        api = Api(
-            Access(URL), "tests", httpx.MockTransport(Server(streamed(*pieces), streamed(b"x" * 5, b"x" * 5)))
-        )
-        assert [line async for line in api.lines("/x", {}, 1.0)] == text.replace(b"\n\n", b"\n").splitlines()
-        with pytest.raises(TooLong, match="more than 9 bytes"):
-            [line async for line in api.lines("/x", {}, 1.0, longest=9)]
-        await api.close()
-
-    asyncio.run(ask())
+    api = Api(
+        Access(URL), "tests", httpx.MockTransport(Server(streamed(*pieces), streamed(b"x" * 5, b"x" * 5)))
+    )
+    assert [line async for line in api.lines("/x", {}, 1.0)] == text.replace(b"\n\n", b"\n").splitlines()
+    with pytest.raises(TooLong, match="more than 9 bytes"):
+        [line async for line in api.lines("/x", {}, 1.0, longest=9)]
+    await api.close()
 
 
 @pytest.mark.parametrize(
@@ -115,53 +109,41 @@ def test_lines_are_whole_and_bounded() -> None:
         (503, Busy),
     ],
 )
-def test_errors_have_different_types(code: int, error: type[APIError]) -> None:
+async def test_errors_have_different_types(code: int, error: type[APIError]) -> None:
     """Errors for missing objects, refusals and temporary failures have different types."""
-
-    async def ask() -> None:
-        server = Server(httpx.Response(code, json={"message": "why"}))
-        api = Api(Access(URL), "tests", httpx.MockTransport(server))
-        with pytest.raises(APIError, match=f"{code}: why") as caught:
-            await api.patch("/x", {"a": 1})
-        assert type(caught.value) is error
-        assert (api.requests, api.errors) == (1, {str(code): 1})
-        await api.close()
-
-    asyncio.run(ask())
+    server = Server(httpx.Response(code, json={"message": "why"}))
+    api = Api(Access(URL), "tests", httpx.MockTransport(server))
+    with pytest.raises(APIError, match=f"{code}: why") as caught:
+        await api.patch("/x", {"a": 1})
+    assert type(caught.value) is error
+    assert (api.requests, api.errors) == (1, {str(code): 1})
+    await api.close()
 
 
 @pytest.mark.parametrize(
     ("failure", "error"), [(httpx.ReadTimeout(""), Failed), (httpx.ConnectError(""), Unavailable)]
 )
-def test_timeout_fails_one_request_only(failure: Exception, error: type[APIError]) -> None:
+async def test_timeout_fails_one_request_only(failure: Exception, error: type[APIError]) -> None:
     """A request that times out fails alone, as a webhook may be slow; without a connection all are unavailable."""
-
-    async def ask() -> None:
-        api = Api(Access(URL), "tests", httpx.MockTransport(Server(failure)))
-        with pytest.raises(APIError) as caught:
-            await api.get("/x")
-        assert type(caught.value) is error
-        await api.close()
-
-    asyncio.run(ask())
+    api = Api(Access(URL), "tests", httpx.MockTransport(Server(failure)))
+    with pytest.raises(APIError) as caught:
+        await api.get("/x")
+    assert type(caught.value) is error
+    await api.close()
 
 
-def test_retry_after_is_in_the_error() -> None:
-    """Retry-After is the error's; without one a refusal for now is the limit of one object."""
-
-    async def ask() -> None:
-        answer = httpx.Response(429, headers={"retry-after": "7"})
-        api = Api(Access(URL), "tests", httpx.MockTransport(Server(answer)))
-        with pytest.raises(Busy) as caught:
-            await api.get("/x")
-        assert caught.value.retry_seconds == 7
-        await api.close()
-
-    asyncio.run(ask())
+async def test_retry_after_is_in_the_error() -> None:
+    """The error has the Retry-After of the answer; a 429 without one counts as the limit of one object."""
+    answer = httpx.Response(429, headers={"retry-after": "7"})
+    api = Api(Access(URL), "tests", httpx.MockTransport(Server(answer)))
+    with pytest.raises(Busy) as caught:
+        await api.get("/x")
+    assert caught.value.retry_seconds == 7
+    await api.close()
 
 
 def test_a_pod_finds_its_api_server() -> None:
-    """In a cluster the environment says where it is; IPv6 addresses get brackets; elsewhere it is a clear error."""
+    """A pod reads the API server's address from its environment, IPv6 in brackets; elsewhere that is a clear error."""
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     access = Access.in_cluster(environ, Path("/account"))
     assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))

@@ -24,6 +24,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
+@pytest.fixture(autouse=True)
+def _no_pod_is_left(servers: ControlPlane) -> Iterator[None]:
+    yield
+    remove_all(servers)
+
+
 def test_every_change_arrives_by_one_watch(servers: ControlPlane) -> None:
     """Created, changed and deleted pods are seen, those that are not selected are not, and two requests are all it takes."""
 
@@ -42,7 +48,7 @@ def test_every_change_arrives_by_one_watch(servers: ControlPlane) -> None:
 
 
 def test_pod_with_managed_fields_in_thousands_of_brackets_hides_no_other(servers: ControlPlane) -> None:
-    """Any user may create one, and the API server keeps it as it is."""
+    """A pod with thousands of brackets in managedFields, which any user may create, hides no other pod."""
     entry = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
     metadata = {"name": "deep", "managedFields": [{**entry, "fieldsV1": "FIELDS"}]}
     spec = {"nodeName": "node-1", "containers": [{"name": "main", "image": "x"}]}
@@ -107,7 +113,7 @@ def test_a_restarted_server_is_followed_again(servers: ControlPlane) -> None:
 
 
 def test_token_that_is_no_longer_good_is_waited_out(servers: ControlPlane) -> None:
-    """The pod that a token is bound to is deleted: 401, asked again seldom; a new token brings all that happened."""
+    """After 401, because the token's pod was deleted, retries are rare; with a new token missed changes arrive."""
     kubectl = servers.server.kubectl
     kubectl("create", "clusterrole", "watch", "--verb=list,watch", "--resource=pods")
     kubectl(
@@ -139,7 +145,7 @@ def test_token_that_is_no_longer_good_is_waited_out(servers: ControlPlane) -> No
 
 
 def test_slow_server_is_waited_for(servers: ControlPlane) -> None:
-    """A list that trickles in for longer than any time-out is no failure: one list and one watch bring everything."""
+    """A list that arrives more slowly than any timeout is no failure: one list and one watch bring every object."""
     names = [f"p{number}" for number in range(8)]
     add(servers, *names, note="x" * 6000)
 
@@ -154,13 +160,12 @@ def test_slow_server_is_waited_for(servers: ControlPlane) -> None:
             assert (follower.api.requests, follower.source.failures) == (2, 0)
 
     asyncio.run(main())
-    remove_all(servers)
 
 
 def test_silent_server_is_given_up_and_asked_again(
     servers: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections stay open and nothing comes: pods stay known, few requests are made, and then nothing was missed."""
+    """If a server stays silent on open connections pods stay known, requests are few, and later no change is missed."""
     monkeypatch.setattr("apiserver.watch.SILENCE_SECONDS", 2.0)
 
     async def main() -> None:
@@ -178,11 +183,10 @@ def test_silent_server_is_given_up_and_asked_again(
             await follower.until("b", "c")
 
     asyncio.run(main())
-    remove_all(servers)
 
 
 def test_compacted_history_means_a_new_list(servers: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:
-    """The node was cut off while pods came and went and the history was dropped: 410, one list, and all is right."""
+    """After an outage in which the history was compacted, 410 leads to one new list with exactly the present pods."""
     caplog.set_level(logging.INFO)
 
     async def act(follower: Follower) -> None:

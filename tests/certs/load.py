@@ -41,13 +41,13 @@ class Load:
             thread.start()
 
     def stop(self) -> None:
-        """End, when every pod on its way has come back."""
+        """Stop after every pod in flight was answered."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
     def wait_for(self, pods: int) -> None:
-        """Return when so many more pods have been admitted."""
+        """Wait until this number of further pods has been admitted."""
         with self._news:
             wanted = self.admitted + pods
             assert self._news.wait_for(lambda: self.admitted >= wanted, PATIENCE_SECONDS), self.failures[:3]
@@ -60,7 +60,7 @@ class Load:
         with self._api.client() as client:
             while not self._stop.wait(max(due - time.monotonic(), 0)):
                 self._create(client, document)
-                due += self._pause
+                due = max(due + self._pause, time.monotonic())  # after a stall the rate is the same, no burst
 
     def _create(self, client: httpx.Client, document: dict[str, Any]) -> None:
         began = time.monotonic()

@@ -111,7 +111,7 @@ def test_serial_numbers_differ(ca: CA) -> None:
 
 
 def test_long_name_stands_in_the_alternative_names_only(ca: CA) -> None:
-    """A common name holds 64 characters; a longer DNS name verifies all the same."""
+    """A DNS name above the 64 characters of a common name is an alternative name only, and verifies."""
     name = ".".join(["a" * 40, "b" * 40])
 
     leaf = ca.issue_cert(name, now=NOW)
@@ -128,7 +128,7 @@ def test_long_name_stands_in_the_alternative_names_only(ca: CA) -> None:
 )
 def test_bad_dns_name_is_refused(name: str) -> None:
     """A DNS name that no client could use is refused."""
-    with pytest.raises(BadName, match="is no DNS name"):
+    with pytest.raises(BadName, match="is not a DNS name"):
         checked_dns_name(name)
 
 

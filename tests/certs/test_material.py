@@ -42,9 +42,11 @@ def bare() -> bytes:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        pytest.param({CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is no certificate authority", id="leaf"),
+        pytest.param(
+            {CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is not a certificate authority", id="leaf"
+        ),
         pytest.param({CA_CERT: bare(), CA_KEY: b""}, "ca.key is missing", id="half"),
-        pytest.param({CA_CERT: bare(), CA_KEY: pem(RSA)}, "ca.key is no ECDSA key", id="RSA"),
+        pytest.param({CA_CERT: bare(), CA_KEY: pem(RSA)}, "ca.key is not an ECDSA key", id="RSA"),
         pytest.param(
             {LEAF_CERT: LEAF.cert, LEAF_KEY: pem(RSA, b"secret")},
             "tls.key holds no plain private key in PEM",

@@ -30,7 +30,7 @@ class Rotation(RuleBasedStateMachine):
         self.world = World()
         self.rotators = [self.world.rotator(), self.world.rotator()]
         self.decided: tuple[Look, Step] | None = None  # step that the second, slower rotator has decided on
-        self.damages = 0
+        self.replaced = 0  # CAs at most that a new one replaced, because they were broken or not valid yet
 
     @initialize(is_serving=st.booleans())
     def begin(self, is_serving: bool) -> None:
@@ -57,7 +57,7 @@ class Rotation(RuleBasedStateMachine):
     @precondition(lambda self: self.decided is not None)
     @rule()
     def act_late(self) -> None:
-        """Let the second rotator act on what it saw long ago."""
+        """Let the second rotator act on an outdated observation."""
         assert self.decided is not None
         (look, step), self.decided = self.decided, None
         try:
@@ -79,7 +79,11 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(-10_000_000, 10_000_000).filter(lambda seconds: abs(seconds) > 10))
     def jump(self, seconds: int) -> None:
-        """Set the clock wrong under running processes, which notice it at their next look."""
+        """Set the clock wrong under running processes, which notice it at their next look.
+
+        Once the clock is set back, a CA that was issued before may not be valid yet; then a new one replaces it.
+        """
+        self.replaced += seconds < 0
         self.world.clock.jump(seconds)
         self.rotators[0].settle()
         self.decided = None
@@ -92,7 +96,7 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(is_brought=st.booleans())
     def switch(self, is_brought: bool) -> None:
-        """Rotate up to the new leaf, and perhaps up to the replicas: random rules reach that too seldom."""
+        """Rotate up to the new certificate, and maybe let the replicas load it; random rules rarely get that far."""
         self.world.rotate()
         self.rotators[0].settle()
         self.world.advance(61)
@@ -103,7 +107,7 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(name=REPLICAS, data=st.data())
     def restart(self, name: str, data: st.DataObject) -> None:
-        """Start a replica anew; its pod may get what the kubelet still has."""
+        """Restart a replica; its pod may get the Secret that the kubelet still has cached."""
         cached = self.world.cached_leaves()
         self.world.replicas[name].leaf = data.draw(st.sampled_from(cached)) if cached else None
 
@@ -119,8 +123,8 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), content=st.sampled_from([None, b"garbage"]))
     def damage(self, key: str, content: bytes | None) -> None:
-        """Break a part of the Secret; a key that is lost takes another CA, and the one before stays trusted."""
-        self.damages += 1
+        """Damage a part of the Secret; a lost key leads to a new CA, and the earlier CA stays trusted."""
+        self.replaced += 1
         self.world.edit(Change({key: content}, {}))
 
     @rule(
@@ -143,11 +147,11 @@ class Rotation(RuleBasedStateMachine):
 
     @invariant()
     def one_rotation_at_a_time(self) -> None:
-        """No more than a next, a serving and two old authorities are about, and one for each part that was broken."""
-        assert len(material.read(self.world.secret_now).anchors) <= 4 + self.damages
+        """At most a next, a serving and two old CAs are in the Secret, and those that were replaced."""
+        assert len(material.read(self.world.secret_now).anchors) <= 4 + self.replaced
 
     def teardown(self) -> None:
-        """Left alone, it comes to rest: a good Secret, and one CA in the bundles."""
+        """Without further events the rotation ends with a valid Secret and one CA in the bundles."""
         for replica in self.world.replicas.values():
             replica.answers = True
         rotator = self.world.rotator()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from certs import material
@@ -19,6 +18,7 @@ from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, OLD_CERTS, SHOW
 from certs.rotation import Rest, Wait
 from tests.certs.live import END_SECONDS, NAMESPACE, ROTATOR, SECRET, Live, live
 from tests.certs.load import load
+from tests.environments import plain_http
 from tests.environments.cluster.registered import wait_until
 from tests.environments.server.daemon import free_port
 from tests.environments.server.start import start_servers
@@ -128,7 +128,7 @@ def test_three_rotations_under_load_fail_no_pod(served: Live) -> None:
 
 
 def test_leaf_renewal_keeps_the_ca(served: Live) -> None:
-    """A leaf that is gone is issued anew by the CA that is believed already, and pods go on."""
+    """A deleted leaf is issued again by the trusted CA, and pods are admitted throughout."""
     before = served.cluster.secret().data
     served.cluster.write_secret(Change({LEAF_CERT: None}, {}), served.cluster.secret().version)
 
@@ -177,7 +177,7 @@ def test_an_edited_bundle_is_repaired(served: Live) -> None:
 
 
 def test_rotator_may_do_nothing_else(served: Live) -> None:
-    """With its rights it can neither read other Secrets nor create or delete its own."""
+    """With its RBAC rights the rotation can neither read other Secrets nor create or delete its own."""
     for verb, what in (("list", "secrets"), ("create", "secrets"), ("delete", f"secrets/{SECRET}")):
         asked = served.api.kubectl(
             "-n",
@@ -210,7 +210,7 @@ def command(served: Live, *flags: str) -> list[str]:
 
 
 def test_process_rotates_until_sigterm(served: Live, tmp_path: Path) -> None:
-    """`corepin certs run` begins a rotation that is asked for, shows metrics, and ends with 0 at SIGTERM."""
+    """`corepin certs run` begins a requested rotation, serves metrics, and exits with 0 at SIGTERM."""
     listen = f"127.0.0.1:{free_port()}"
     flags = ("--interval", "0.2", "--settle", "0.2", "--metrics-listen", listen)
     with (
@@ -223,7 +223,7 @@ def test_process_rotates_until_sigterm(served: Live, tmp_path: Path) -> None:
         wait_until("the leaf is new", lambda: OLD_CERTS in served.cluster.secret().data)
         bring(served)
         wait_until("the wait is counted", lambda: SHOWN in served.cluster.secret().annotations)
-        shown = httpx.get(f"http://{listen}/metrics", trust_env=False).text
+        shown = plain_http.get(f"http://{listen}/metrics").text
         process.terminate()
         assert process.wait(END_SECONDS) == 0, (tmp_path / "log").read_text()
 

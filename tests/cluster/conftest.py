@@ -35,9 +35,10 @@ def cluster_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture
 def cluster(any_cluster: Cluster) -> Cluster:
-    """Return the cluster with `manifests/base` installed."""
+    """Return the cluster with `manifests/base` installed, whose cores are all free."""
     if any_cluster.applied != ("base", 2):
         any_cluster.install()
+    any_cluster.wait_for_cores()
     return any_cluster
 
 

@@ -40,6 +40,10 @@ _RENEW_SECONDS: Final = 10.0  # between two renewals of the node's lease, as the
 _READY: Final = [{"type": kind, "status": "True"} for kind in ("Initialized", "Ready", "ContainersReady")]
 
 
+class Missing(Exception):
+    """An object does not exist: the pod was deleted after the list, or its ConfigMap is not there yet."""
+
+
 @dataclass
 class AgentRun:
     """The agent of one pod; `daemon` is a process that serves, or resets and ends."""
@@ -62,7 +66,7 @@ class AgentRun:
 
 @dataclass
 class PlayedNode:
-    """The kubelet of the node, and what its agents find there."""
+    """The simulated kubelet of the node, with the machine's files for its agents."""
 
     server: ApiServer
     name: str
@@ -148,13 +152,16 @@ class PlayedNode:
             return "Succeeded" if pod["spec"]["restartPolicy"] == "Never" else "Running"
         uid = pod["metadata"]["uid"]
         if uid not in self.agents:
-            self.agents[uid] = self._start(pod)
+            try:
+                self.agents[uid] = self._start(pod)
+            except Missing:
+                return "Pending"
         return self.agents[uid].phase(resets=component == "reset")
 
     def _start(self, pod: Any) -> AgentRun:
-        """Start the agent of a pod with what its container would have."""
+        """Start the agent of a pod with what its container would have; raise Missing if some of that is deleted."""
         folder = self.folder / pod["metadata"]["uid"][:8]  # the path of a Unix socket has at most 107 bytes
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         port = free_port()
         variables = {**_variables(pod), **self._places(pod, folder), "METRICS_LISTEN": f"127.0.0.1:{port}"}
         (container,) = pod["spec"]["containers"]
@@ -170,7 +177,7 @@ class PlayedNode:
     def _places(self, pod: Any, folder: Path) -> dict[str, object]:
         """Return the variables for everything that a pod mounts."""
         config = f"/api/v1/namespaces/{pod['metadata']['namespace']}/configmaps/corepin-agent"
-        (folder / "config").mkdir()
+        (folder / "config").mkdir(exist_ok=True)
         for key, text in self._send("GET", config)["data"].items():
             (folder / "config" / key).write_text(text)
         (folder / "token").write_text(self._token(pod))
@@ -207,11 +214,13 @@ class PlayedNode:
         return str(self._send("POST", f"{account}/token", request)["status"]["token"])
 
     def _send(self, method: str, path: str, body: Any = None) -> Any:
-        """Return an answer; what was deleted in the meantime has none."""
+        """Return an answer; None if the object to be changed was deleted in the meantime. Raises Missing."""
         headers = STRATEGIC if method == "PATCH" else {}
         answer = self.client.request(method, path, json=body, headers=headers)
         if method in {"DELETE", "PATCH"} and answer.status_code in {404, 409}:
             return None
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise Missing(f"{method} {path}: {answer.text}")
         return answer.raise_for_status().json()
 
 

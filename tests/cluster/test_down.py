@@ -47,6 +47,7 @@ def test_hardened_works_with_a_webhook(any_cluster: Cluster) -> None:
     """As soon as the webhook is there, pods that ask for CPUs are created, completed and pinned."""
     cluster = any_cluster
     cluster.install("hardened")
+    cluster.wait_for_cores()
     [container] = cluster.run(isolated("one"))
     assert ISOLATED in limits_of(cluster.pod("one"))
     until_equal("own CPU", lambda: len(container.cpus), 1)

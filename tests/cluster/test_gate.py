@@ -68,8 +68,8 @@ def without_agent(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("-n", AGENT, "patch", *flags)
         until_equal("agents", lambda: len(cluster.pods_of("agent")), count)
 
-    place(NOBODY, 0)
     try:
+        place(NOBODY, 0)
         yield
     finally:
         place(SOMEBODY, 1)
@@ -90,7 +90,7 @@ def log(cluster: Cluster, name: str) -> str:
 
 
 def test_gate_lets_pass_what_is_assigned(gated: Cluster) -> None:
-    """The pod starts, its container is pinned and reported as without a gate, from its first instruction on."""
+    """A gated pod starts, and its container is pinned from its first instruction and reported as without a gate."""
     gated.apply(isolated("pinned"))
     pinned = gated.running("pinned")
     assert gate(gated, "pinned")["terminated"]["exitCode"] == 0

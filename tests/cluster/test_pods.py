@@ -30,7 +30,7 @@ def test_parts_run_with_what_they_need(cluster: Cluster) -> None:
 
 
 def test_namespaces_hold_their_level(cluster: Cluster) -> None:
-    """Pod Security refuses a pod of the host's network beside the webhook: what runs there asked for nothing."""
+    """Pod Security refuses a pod in the webhook's namespace that does not meet the level `restricted`."""
     document = pod("intruder") | {"metadata": {"name": "intruder", "namespace": SYSTEM}}
     done = cluster.plane.server.kubectl("create", "-f", "-", input=json.dumps(document), check=False)
     assert 'violates PodSecurity "restricted' in done.stderr
@@ -57,7 +57,6 @@ def test_pod_is_injected_pinned_reported_and_freed(cluster: Cluster) -> None:
 
 def test_cores_of_cmk_are_counted_and_given(cluster: Cluster) -> None:
     """A pod that takes every core of CMK's resource learns how many; the next one waits for them."""
-    cluster.wait_for_cores()
     cluster.run(user_pod("first", cores=cluster.cores))
     until("told", lambda: (cluster.status("first") or {}).get("pinned"))
     environment = cluster.pod("first")["spec"]["containers"][0]["env"]
@@ -84,7 +83,7 @@ def test_annotation_is_followed_while_the_pod_runs(cluster: Cluster) -> None:
 
 
 def test_contradictions_are_refused(cluster: Cluster) -> None:
-    """A pod that cannot mean what it says is not created, and its user reads why."""
+    """A pod whose policy does not fit its CPU limit is refused, with the reason in the message of kubectl."""
     document = user_pod("half", {"smt-policy.corepin.io/pod": "isolate"}, cpu="500m")
     done = cluster.plane.server.kubectl("create", "-f", "-", input=json.dumps(document), check=False)
     assert done.returncode != 0
@@ -104,11 +103,11 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
     """`corepin map` and `corepin doctor` run beside the agent, as the guide says."""
     until_equal(
         "no container owns CPUs", lambda: owners(cluster), {}
-    )  # threads of this machine run on them too
+    )  # threads of the test machine run on these CPUs too
     execute = ("-n", AGENT, "exec", "daemonset/corepin-agent", "--", "corepin")
     assert f"node {cluster.name}" in cluster.kubectl(*execute, "map")
     found = cluster.plane.server.kubectl(*execute, "doctor", check=False).stdout
-    # The tests' kubelet reserves no CPU, so that pods find room on a small machine; nothing else is to be mended.
+    # The tests' kubelet reserves no CPU, so that pods find room on a small machine; doctor reports nothing else.
     assert [line.split(":")[0] for line in found.splitlines() if line.startswith("FIX")] == [
         "FIX   kubelet's CPUs"
     ]
@@ -141,4 +140,5 @@ def test_pod_of_a_deployment_is_pinned(cluster: Cluster) -> None:
         assert ISOLATED in limits_of(cluster.pod(name))
         cluster.settled({container: CPUSet.parse(cluster.status(name)["cpus"])})
     finally:
-        cluster.kubectl("delete", "deployment/it")
+        # In the background its ReplicaSet lives on for a moment, and replaces the pod that `clear` deletes.
+        cluster.kubectl("delete", "--cascade=foreground", "deployment/it")

@@ -33,7 +33,7 @@ def test_file_is_read(tmp_path: Path) -> None:
         pytest.param("quota: keep\n---\nquota: unset\n", ":3: .*one document", id="two documents"),
         pytest.param("a: [", ":1: ", id="no YAML"),
         pytest.param("[" * 100_000, ":1: ", id="deep"),
-        pytest.param("- 1", "no mapping", id="no mapping"),
+        pytest.param("- 1", "not a mapping", id="no mapping"),
     ],
 )
 def test_an_invalid_file_is_refused(

@@ -8,19 +8,11 @@ from typing import Any
 
 from pinning.contract import STATUS_CPUS, STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import EMPTY, CPUSet, union
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import CPUFacts, Topology, assemble
-from tests.machines import lscpu_text
 
 TIME = "2026-11-22T10:00:00Z"
 NOW = "2026-11-22T12:00:00Z"
 Document = dict[str, Any]
-
-
-@cache
-def machine(name: str) -> Topology:
-    """Return a real machine by its name."""
-    return read_lscpu(lscpu_text(name))
 
 
 @cache

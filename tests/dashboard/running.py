@@ -16,6 +16,7 @@ from tests.dashboard.documents import Document
 from tests.environments import plain_http
 from tests.environments.server.apiserver import ApiServer
 from tests.environments.server.daemon import Daemon, running
+from tests.environments.waiting import until
 from tests.manifests.rendered import SYSTEM, objects
 
 ACCOUNT = "corepin-dashboard"
@@ -26,7 +27,7 @@ MERGE = {"content-type": "application/merge-patch+json"}
 
 @dataclass(frozen=True)
 class Dashboard:
-    """A running dashboard, its API server, and who may write there."""
+    """A running dashboard, its API server, and a client with write access."""
 
     server: ApiServer
     admin: httpx.Client
@@ -34,7 +35,7 @@ class Dashboard:
     url: str
 
     def apply(self, *documents: Document) -> None:
-        """Create objects, or give those that are there these annotations."""
+        """Create objects, or set these annotations on existing ones."""
         for document in documents:
             metadata = document["metadata"]
             path = path_of(document)
@@ -43,6 +44,10 @@ class Dashboard:
                 body = {"metadata": {"annotations": metadata.get("annotations", {})}}
                 created = self.admin.patch(f"{path}/{metadata['name']}", json=body, headers=MERGE)
             assert created.is_success, created.text
+
+    def until_shown(self, pod: str) -> None:
+        """Wait until a pod is shown, which may be later than its node: each kind has a watch of its own."""
+        until(f"{pod} is shown", lambda: plain_http.answers(f"{self.url}api/pods/{pod}"))
 
     def remove(self, *documents: Document) -> None:
         """Delete objects at once."""

@@ -83,74 +83,58 @@ async def status(pair: Pair) -> bytes:
     [b"", b"GET", b"GET /api/nodes HTTP/1.1\r\nHost: loc", WHOLE[:-2]],
     ids=["", "word", "head", "end"],
 )
-def test_half_request_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """A client that does not finish its head in time loses its connection, one that says nothing too."""
+async def test_half_request_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """A client that does not send its whole head in time is disconnected, and so is one that sends nothing."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
 
-    async def main() -> None:
-        async with served() as port:
-            assert await cut(await ask(port, sent))
-
-    asyncio.run(main())
+    async with served() as port:
+        assert await cut(await ask(port, sent))
 
 
-def test_second_half_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_second_half_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer the time of the next request begins with its first byte."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
 
-    async def main() -> None:
-        async with served() as port:
-            reader, writer = await ask(port, WHOLE)
-            assert b" 200 " in await reader.readline()
-            await asyncio.sleep(2 * SOON)  # idle: nothing is owed
-            assert not reader.at_eof()
-            writer.write(b"GET")
-            rest = await reader.read()
-            assert b"HTTP/1.1" not in rest
-
-    asyncio.run(main())
+    async with served() as port:
+        reader, writer = await ask(port, WHOLE)
+        assert b" 200 " in await reader.readline()
+        await asyncio.sleep(2 * SOON)  # idle: nothing is owed
+        assert not reader.at_eof()
+        writer.write(b"GET")
+        rest = await reader.read()
+        assert b"HTTP/1.1" not in rest
 
 
-def test_stream_outlives_every_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A viewer keeps its stream; one whose request never ends does not."""
+async def test_stream_outlives_every_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream outlives all time limits of requests, while an unfinished request is disconnected."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
 
-    async def main() -> None:
-        async with served() as port:
-            viewer, slow = await ask(port, STREAM), await ask(port, UNFINISHED_STREAM)
-            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                await slow[0].readuntil(b"never sent")
-            assert await status(viewer) == b"200"
-            await viewer[0].readuntil(b"event: view\n")
-            assert not viewer[0].at_eof()
-
-    asyncio.run(main())
+    async with served() as port:
+        viewer, slow = await ask(port, STREAM), await ask(port, UNFINISHED_STREAM)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await slow[0].readuntil(b"never sent")
+        assert await status(viewer) == b"200"
+        await viewer[0].readuntil(b"event: view\n")
+        assert not viewer[0].at_eof()
 
 
-def test_half_requests_hold_up_nobody() -> None:
+async def test_half_requests_hold_up_nobody() -> None:
     """500 and 100 more half requests: a viewer is answered and keeps its stream, the oldest of them make room."""
-
-    async def main() -> None:
-        async with served() as port:
-            viewer = await ask(port, STREAM)
-            assert await status(viewer) == b"200"
-            held = [await ask(port, b"GET / HT") for _ in range(MOST_CONNECTIONS + 100)]
-            assert await cut(held[0])
-            assert await status(await ask(port, WHOLE)) == b"200"
-            assert not viewer[0].at_eof()
-
-    asyncio.run(main())
+    async with served() as port:
+        viewer = await ask(port, STREAM)
+        assert await status(viewer) == b"200"
+        held = [await ask(port, b"GET / HT") for _ in range(MOST_CONNECTIONS + 100)]
+        assert await cut(held[0])
+        assert await status(await ask(port, WHOLE)) == b"200"
+        assert not viewer[0].at_eof()
 
 
-def test_no_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """If every connection is being answered the newest one is closed."""
     monkeypatch.setattr(connection, "MOST_CONNECTIONS", 2)
 
-    async def main() -> None:
-        async with served() as port:
-            viewers = [await ask(port, STREAM) for _ in range(2)]
-            assert [await status(viewer) for viewer in viewers] == [b"200", b"200"]
-            assert await cut(await ask(port, b""))
-            assert not any(reader.at_eof() for reader, _ in viewers)
-
-    asyncio.run(main())
+    async with served() as port:
+        viewers = [await ask(port, STREAM) for _ in range(2)]
+        assert [await status(viewer) for viewer in viewers] == [b"200", b"200"]
+        assert await cut(await ask(port, b""))
+        assert not any(reader.at_eof() for reader, _ in viewers)

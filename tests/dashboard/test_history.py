@@ -15,7 +15,7 @@ HOLDER = "default/web/main"
 
 
 def with_owner(*owners: Document, observes: bool = False) -> Node:
-    """Return node n with an owner or without, beside one that stays as it is."""
+    """Return node n with or without an owner, beside an unchanged node."""
     held = {"default/other/main": owner("7")}
     for it in owners:
         held[HOLDER] = it
@@ -51,13 +51,13 @@ def test_owners_come_move_and_go(old: list[Document], new: list[Document], said:
 
 
 def test_nodes_come_and_go() -> None:
-    """A node, and the agent that reports from it."""
+    """A node, or the agent that reports from it, is one line when it appears and when it disappears."""
     silent, reporting = a_node(node("n")), with_owner()
     damaged = a_node(node("n", MACHINE, {"x": 1}))
     assert nodes_said(None, silent) == ["the node is new"]
     assert nodes_said(silent, None) == ["the node is gone"]
     assert nodes_said(silent, reporting) == ["an agent reports"]
-    assert nodes_said(reporting, silent) == ["no agent reports any more"]
+    assert nodes_said(reporting, silent) == ["no agent reports from this node any more"]
     assert nodes_said(reporting, damaged) == [damaged.problem]
     assert nodes_said(silent, damaged) == [damaged.problem]
     assert nodes_said(damaged, a_node(node("n", MACHINE, {"y": 1}))) == []
@@ -66,7 +66,7 @@ def test_nodes_come_and_go() -> None:
 
 
 def test_machines_and_modes_change() -> None:
-    """CPUs that go offline, and an agent that only observes from now on."""
+    """CPUs that go offline are one line, and so is an agent that begins to observe only."""
     smaller = MACHINE.with_online(MACHINE.online - CPUSet([6]))
     document = node("n", smaller, pools(MACHINE, {"default/other/main": owner("7")}))
     assert nodes_said(with_owner(), a_node(document)) == ["CPUs 0-5,7-15 are online"]
@@ -76,15 +76,15 @@ def test_machines_and_modes_change() -> None:
 
 
 def test_claims_wait_and_wait_no_more() -> None:
-    """A refusal that begins or ends; one that goes on says nothing again."""
+    """A refusal adds a line when it begins and when it ends, and none in between."""
     waiting, pinned = pod("web", {"main": refused()}), pod("web", {"main": container("1")})
     assert pods_said(None, waiting) == [f"{HOLDER} waits: NotEnoughCPUs"]
-    assert pods_said(waiting, pinned) == [f"{HOLDER} waits no more: NotEnoughCPUs"]
+    assert pods_said(waiting, pinned) == [f"{HOLDER} no longer waits: NotEnoughCPUs"]
     assert pods_said(waiting, pod("web", {"main": refused("other words")})) == []
 
 
 def test_containers_drift_and_come_back() -> None:
-    """Once when it begins, once when it is over; of a pod that was drifting when it was first seen, too."""
+    """Drift is one line when it begins and when it ends, also for a pod that was drifting when first seen."""
     calm, drifting = pod("web", {"main": container("1")}), pod("web", {"main": container("1", drift=True)})
     assert pods_said(calm, drifting) == [f"{HOLDER} runs outside of its CPUs"]
     assert pods_said(drifting, calm) == [f"{HOLDER} is back on its CPUs"]

@@ -12,13 +12,14 @@ from dashboard.view.node import MOST_WAITING, node_page
 from dashboard.view.shapes import Cell, Fact, NodePage
 from pinning.machine.topology import Topology
 from tests.dashboard.clusters import cluster
-from tests.dashboard.documents import container, event, grid, machine, node, owner, pod, pools, refused
+from tests.dashboard.documents import container, event, grid, node, owner, pod, pools, refused
+from tests.machines import captured
 
 MACHINE = grid(2, 2, 2, 2)  # cores 0-15, siblings 16-31
 
 
 def shown(known: Cluster, name: str = "n", wanted: Filter | None = None) -> NodePage:
-    """Return the page of a node that is there."""
+    """Return the page of an existing node."""
     page = node_page(known, name, wanted or Filter())
     assert page is not None
     return page
@@ -38,9 +39,9 @@ def cells(page: NodePage) -> Iterator[Cell]:
     [
         MACHINE,
         grid(2, 4, 4, 8),
-        machine("core-i7-12700h"),
-        machine("power9-ac922"),
-        machine("xeon-d-1541-offline"),
+        captured("core-i7-12700h"),
+        captured("power9-ac922"),
+        captured("xeon-d-1541-offline"),
     ],
     ids=["grid", "512", "hybrid", "smt4", "offline"],
 )
@@ -133,7 +134,7 @@ def test_noise_stands_beside_the_cpus() -> None:
 
 
 def test_legend_has_every_owner_and_every_sign() -> None:
-    """Each owner has its CPUs, its policy, the time of its proof and the state of it."""
+    """The legend has each owner's CPUs, policy, and time and state of its proof, and each sign."""
     owners = {"default/web/main": owner("1,17", smt="require")}
     page = shown(
         cluster(
@@ -145,7 +146,10 @@ def test_legend_has_every_owner_and_every_sign() -> None:
     assert (web.label, web.cpus, web.health) == ("A", "1,17", "ok")
     assert facts["Policy"] == "exclusive, smt require, numa packed"
     assert facts["Since"] == "2026-11-22T10:00:00Z"
-    assert facts["Proof"] == "the kernel keeps it on 1,17; it was made so (NRI), before its first instruction"
+    assert (
+        facts["Proof"]
+        == "the kernel keeps it on 1,17; set when it was created (NRI), before its first instruction"
+    )
     assert [(sign.use, sign.count, sign.cpus) for sign in page.signs] == [
         ("reserved", 2, "0,16"),
         ("shared", 30, "0,2-16,18-31"),
@@ -153,7 +157,7 @@ def test_legend_has_every_owner_and_every_sign() -> None:
 
 
 def test_threads_of_machines_are_where_they_run() -> None:
-    """Virtual CPUs by their numbers, emulator, I/O threads and vhost on the CPUs that the machine's pod holds."""
+    """Numbers of vCPUs, emulator, I/O threads and vhost are shown on the CPUs on which they run."""
     vm = {
         "kind": "kubevirt",
         "vcpus": ["1", "17", "2"],
@@ -186,7 +190,7 @@ def test_many_vcpus_on_few_cpus_are_counted() -> None:
 
 
 def test_filter_dims_everything_else() -> None:
-    """Cells, and owners in the legend; who waits is left out."""
+    """A filter dims other cells and other owners in the legend, and hides other waiting containers."""
     owners = {"default/web/main": owner("1"), "team/db/main": owner("2")}
     known = cluster(
         node("n", MACHINE, pools(MACHINE, owners)),

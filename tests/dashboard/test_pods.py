@@ -66,7 +66,7 @@ def test_pod_says_why(said: Document, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "proof", "health"),
     [
-        ({}, "the kernel keeps it on 1,5; it was made so (NRI), before its first instruction", "ok"),
+        ({}, "the kernel keeps it on 1,5; set when it was created (NRI), before its first instruction", "ok"),
         (
             {"applied": {"cpus": "1,5", "path": "cgroup", "windowSeconds": 0.25}},
             "the kernel keeps it on 1,5; written to its cgroup, at most 0.25 s after its start",
@@ -74,7 +74,7 @@ def test_pod_says_why(said: Document, words: str) -> None:
         ),
         (
             {"applied": {"cpus": "1,5", "path": "found"}},
-            "the kernel keeps it on 1,5; found so by the agent",
+            "the kernel keeps it on 1,5; already set when the agent found it",
             "ok",
         ),
         ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5; path unknown", "ok"),
@@ -104,7 +104,7 @@ def test_claims_of_a_container_are_shown() -> None:
 
 
 def test_cores_that_the_scheduler_does_not_count_are_shown() -> None:
-    """On the pod's page with the reason, whether the node names the owner yet or not; a container without CPUs has none."""
+    """The pod's page shows why cores are not counted, even before the node names the owner."""
     said = container("1,5", "isolate") | {"uncounted": "it requests 0 corepin.io/isolated-cores"}
     for home in (HOME, node("n", MACHINE, pools(MACHINE))):
         (card,) = shown(cluster(home, pod("web", {"main": said}))).containers
@@ -115,7 +115,7 @@ def test_cores_that_the_scheduler_does_not_count_are_shown() -> None:
 
 
 def test_pod_that_waits_says_what_would_be_free() -> None:
-    """The node that refused it is known by its event, and what it could give by its annotation."""
+    """A waiting pod shows the node that refused it, known from its event, and that node's free CPUs."""
     known = cluster(HOME, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))
     page = shown(known, "big")
     assert (page.node, page.drawing) == ("n", None)
@@ -138,26 +138,26 @@ def test_pod_whose_words_cannot_be_read_says_so() -> None:
 
 
 def test_pod_of_which_nothing_is_said_yet() -> None:
-    """Such a pod asks for CPUs and no agent has answered, or it holds CPUs and does not have its annotation yet."""
+    """A pod without a status either waits for an agent's answer, or holds CPUs that its annotation lacks yet."""
     asking = shown(cluster(pod("web", annotations={"qos.gocrane.io/cpu-manager": "exclusive"})))
     assert (asking.notes, asking.node) == ((NOTHING_SAID,), "")
     assert [(fact.term, fact.text) for fact in asking.asks] == [("qos.gocrane.io/cpu-manager", "exclusive")]
     held = shown(cluster(HOME))
-    assert held.notes == ("The pod's own annotation says nothing yet.",)
+    assert held.notes == ("The pod has no status annotation yet.",)
     (card,) = held.containers
     assert (card.health, card.why) == ("pending", "Holds CPUs; its pod does not say yet by which rules.")
-    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "not proven yet, its pod says nothing"
+    assert {fact.term: fact.text for fact in card.facts}["Proof"] == "not proven yet, its pod has no status"
     assert pod_page(cluster(HOME), "default", "other") is None
 
 
 def test_container_that_the_node_does_not_name_yet() -> None:
-    """Pod and node are written one after the other: what is known is shown."""
+    """A container that only its pod's annotation names is shown, because the node is written separately."""
     (card,) = shown(cluster(node("n", MACHINE), pod("web", {"main": container("1,5")}))).containers
     assert (card.facts[0].term, card.facts[0].text) == ("CPUs", "1,5")
 
 
 def test_page_shows_the_pods_cpus_in_their_machine() -> None:
-    """The drawing is that of its node, everything else dimmed, also pods whose names contain its name."""
+    """The pod's page shows its node's CPUs with all others dimmed, also those of pods whose names contain its name."""
     owners = WEB | {"default/web-2/main": owner("2")}
     known = cluster(node("n", MACHINE, pools(MACHINE, owners)), pod("web", {"main": container("1,5")}))
     drawing = shown(known).drawing

@@ -37,7 +37,7 @@ def ask(found: Dashboard, path: str) -> httpx.Response:
 
 
 def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
-    """A node, its owners and a pod that waits; then they change; then they are gone."""
+    """The page shows a node, its owners and a waiting pod, follows their changes, and shows their deletion."""
     sets = pools(MACHINE, {"default/web/main": owner("1")})
     first = [node("n1", MACHINE, sets), pod("web", {"main": container("1")}), pod("big", {"main": refused()})]
     shown.apply(*first, event("big", "Unpinnable", "NotEnoughCPUs: text", on="n1", kind="Warning"))
@@ -57,13 +57,13 @@ def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
         return [entry["text"] for entry in ask(shown, "/api/changes").json()["history"]]
 
     until("the move is told", lambda: "default/web/main moved from CPUs 1 to 2" in history())
-    assert "NotEnoughCPUs: text" in history()
+    until("the event is told", lambda: "NotEnoughCPUs: text" in history())  # by a watch of its own
     shown.remove(*first[:2])
     until_equal("the node is gone", row, ("gone", 0, 0))
 
 
 def test_it_may_read_three_kinds_and_write_nothing(shown: Dashboard) -> None:
-    """The account of the component: get, list and watch of nodes, pods and events."""
+    """The component's account may get, list and watch nodes, pods and events, and nothing else."""
 
     def may(verb: str, resource: str, *more: str) -> bool:
         done = shown.server.kubectl(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 
@@ -56,79 +55,60 @@ def the_node(known: Cluster) -> msgspec.Struct | None:
     return node_page(known, "n2", Filter())
 
 
-def test_unchanged_rows_are_sent_as_positions() -> None:
-    """Of 500 rows only the changed one is sent; the others are sent as their positions in the last view."""
-
-    async def main() -> None:
-        viewer = Viewer(all_nodes, ONE, TWO)
-        kind, whole = await viewer.next()
-        assert kind == "view"
-        assert isinstance(whole, dict)
-        assert [row["name"] for row in whole["rows"]] == ["n1", "n2"]
-        viewer.become(node("n0"), ONE, node("n2", MACHINE, pools(MACHINE)))
-        kind, news = await viewer.next()
-        assert kind == "rows"
-        assert isinstance(news, dict)
-        assert news.keys() == whole.keys()
-        first, second, third = news["rows"]
-        assert (first, second["name"], third["name"]) == (0, "n2", "n0")
-        assert news["totals"]["nodes"] == 3
-
-    asyncio.run(main())
+async def test_unchanged_rows_are_sent_as_positions() -> None:
+    """Only the changed one of 500 rows is sent; the others are sent as their positions in the last view."""
+    viewer = Viewer(all_nodes, ONE, TWO)
+    kind, whole = await viewer.next()
+    assert kind == "view"
+    assert isinstance(whole, dict)
+    assert [row["name"] for row in whole["rows"]] == ["n1", "n2"]
+    viewer.become(node("n0"), ONE, node("n2", MACHINE, pools(MACHINE)))
+    kind, news = await viewer.next()
+    assert kind == "rows"
+    assert isinstance(news, dict)
+    assert news.keys() == whole.keys()
+    first, second, third = news["rows"]
+    assert (first, second["name"], third["name"]) == (0, "n2", "n0")
+    assert news["totals"]["nodes"] == 3
 
 
-def test_a_view_that_appears_and_disappears_is_sent() -> None:
-    """A node that is not there yet, then is, then is gone."""
-
-    async def main() -> None:
-        viewer = Viewer(the_node, ONE)
-        assert await viewer.next() == ("view", None)
-        viewer.become(ONE, TWO)
-        kind, page = await viewer.next()
-        assert (kind, isinstance(page, dict)) == ("view", True)
-        viewer.become(ONE)
-        assert await viewer.next() == ("view", None)
-
-    asyncio.run(main())
+async def test_a_view_that_appears_and_disappears_is_sent() -> None:
+    """The stream of a node's page shows that it is missing, then its content, then that it was deleted."""
+    viewer = Viewer(the_node, ONE)
+    assert await viewer.next() == ("view", None)
+    viewer.become(ONE, TWO)
+    kind, page = await viewer.next()
+    assert (kind, isinstance(page, dict)) == ("view", True)
+    viewer.become(ONE)
+    assert await viewer.next() == ("view", None)
 
 
-def test_changes_of_other_views_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """News of another node wake the stream, which says nothing but that it is alive."""
+async def test_changes_of_other_views_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of another node sends only a keep-alive to the stream of a node's page."""
     monkeypatch.setattr(stream_module, "ALIVE_SECONDS", 0.01)
 
-    async def main() -> None:
-        viewer = Viewer(the_node, TWO)
-        await viewer.next()
-        viewer.become(ONE, TWO)
-        assert await anext(viewer.events) == ": alive\n\n"
-
-    asyncio.run(main())
+    viewer = Viewer(the_node, TWO)
+    await viewer.next()
+    viewer.become(ONE, TWO)
+    assert await anext(viewer.events) == ": alive\n\n"
 
 
-def test_streams_end_with_the_server() -> None:
+async def test_streams_end_with_the_server() -> None:
     """Streams end with the server, which would wait for them."""
-
-    async def main() -> None:
-        viewer = Viewer(the_node, TWO)
-        await viewer.next()
-        viewer.watching.end()
-        assert [event async for event in viewer.events] == []
-
-    asyncio.run(main())
+    viewer = Viewer(the_node, TWO)
+    await viewer.next()
+    viewer.watching.end()
+    assert [event async for event in viewer.events] == []
 
 
-def test_a_slow_viewer_gets_only_the_newest_state() -> None:
+async def test_a_slow_viewer_gets_only_the_newest_state() -> None:
     """Changes for a slow viewer are coalesced into one message."""
-
-    async def main() -> None:
-        viewer = Viewer(all_nodes, ONE)
-        await viewer.next()
-        for number in range(1000):
-            viewer.become(*(node(f"n{number}-{other}") for other in range(2)))
-        _, news = await viewer.next()
-        assert isinstance(news, dict)
-        assert [row["name"] for row in news["rows"]] == ["n999-0", "n999-1"]
-        viewer.watching.end()
-        assert [event async for event in viewer.events] == []
-
-    asyncio.run(main())
+    viewer = Viewer(all_nodes, ONE)
+    await viewer.next()
+    for number in range(1000):
+        viewer.become(*(node(f"n{number}-{other}") for other in range(2)))
+    _, news = await viewer.next()
+    assert isinstance(news, dict)
+    assert [row["name"] for row in news["rows"]] == ["n999-0", "n999-1"]
+    viewer.watching.end()
+    assert [event async for event in viewer.events] == []

@@ -86,7 +86,7 @@ def watch(server: Server, act: Callable[[Watching], Awaitable[None]]) -> None:
 
 
 async def until(watching: Watching, is_there: Callable[[Watching], Any]) -> None:
-    """Wait for a value in which something is there."""
+    """Wait for a value that meets a condition."""
     with watching.news() as news:
         while not is_there(watching):
             await news.wait()
@@ -95,7 +95,7 @@ async def until(watching: Watching, is_there: Callable[[Watching], Any]) -> None
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for nothing but what is awaited."""
+    """Set the delays of the module to almost none."""
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
 
@@ -138,7 +138,7 @@ def test_changes_are_recorded_after_the_first_list() -> None:
         await until(watching, lambda it: len(it.cluster.changes) > 1)
         assert [(it.time, it.node, it.text) for it in watching.cluster.changes] == [
             (NOW, "n", "default/web/main got CPUs 1 (exclusive)"),
-            (NOW, "n", "default/web/main waits no more: NotEnoughCPUs"),
+            (NOW, "n", "default/web/main no longer waits: NotEnoughCPUs"),
         ]
         assert watching.cluster.homes == {"default/web": "n"}
         before = watching.cluster
@@ -155,7 +155,7 @@ def test_changes_are_recorded_after_the_first_list() -> None:
 
 
 def test_events_that_are_too_many_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of those that are listed nor of those that come."""
+    """The limit holds for listed events and for those that arrive later."""
     monkeypatch.setattr(kept_events, "PER_NODE", 5)
     monkeypatch.setattr(kept_events, "SLACK", 0)
     told = [
@@ -191,7 +191,7 @@ def test_missing_rights_are_on_the_page() -> None:
 
 
 def test_silent_events_are_not_taken_for_a_dead_server() -> None:
-    """Without a cache there are no bookmarks: the server is asked to end these watches before they are given up."""
+    """A watch of events, which gets no bookmarks, ends by its timeoutSeconds before it would count as silent."""
     server = Server()
 
     async def act(_: Watching) -> None:
@@ -203,19 +203,15 @@ def test_silent_events_are_not_taken_for_a_dead_server() -> None:
     assert int(asked["/api/v1/events"]) < SILENCE_SECONDS < int(asked["/api/v1/nodes"])
 
 
-def test_watching_ends_when_it_is_cancelled_beside_news() -> None:
+async def test_watching_ends_when_it_is_cancelled_beside_news() -> None:
     """The dashboard stops also when a watch brings something at that moment."""
-
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
-        watching = Watching(api, lambda: NOW)
-        gathering = asyncio.create_task(watching._gather())
-        await asyncio.sleep(0)  # then the stream waits for news
-        await asyncio.sleep(0)
-        watching._changed.set()
-        gathering.cancel()
-        await asyncio.wait([gathering], timeout=SECONDS)
-        assert gathering.cancelled()
-        await api.close()
-
-    asyncio.run(main())
+    api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
+    watching = Watching(api, lambda: NOW)
+    gathering = asyncio.create_task(watching._gather())
+    await asyncio.sleep(0)  # then the stream waits for news
+    await asyncio.sleep(0)
+    watching._changed.set()
+    gathering.cancel()
+    await asyncio.wait([gathering], timeout=SECONDS)
+    assert gathering.cancelled()
+    await api.close()

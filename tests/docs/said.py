@@ -71,7 +71,7 @@ def returned(module: str, function: str) -> set[str]:
     return {
         node.value.value
         for found in ast.walk(_tree(Path(module)))
-        if isinstance(found, ast.FunctionDef) and found.name == function
+        if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef) and found.name == function
         for node in ast.walk(found)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant)
         if isinstance(node.value.value, str)

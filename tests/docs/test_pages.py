@@ -78,7 +78,7 @@ def test_cited_tests_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_block_is_known(page: Path) -> None:
-    """Code blocks say their language, and a test runs them, or compares them with what is written."""
+    """Each code block has a language for which a test runs the page's blocks or compares them."""
     languages = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))} - {NOT_RUN}
     for language in languages:
         path, _, name = RUN_BY[language][page.name].partition("::")
@@ -86,7 +86,7 @@ def test_every_block_is_known(page: Path) -> None:
 
 
 def test_every_runner_has_blocks_to_run() -> None:
-    """No page is in the list above for a language that it has no more."""
+    """The table RUN_BY lists no page for a language that the page does not use."""
     pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     listed = [(language, name) for language, by in RUN_BY.items() for name in by]
     assert [pair for pair in listed if not blocks(pages[pair[1]], pair[0])] == []
@@ -103,4 +103,6 @@ def test_every_page_is_linked_from_the_readme() -> None:
 def written_in(path: Path) -> frozenset[str]:
     """Return the names of a module's tests."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return frozenset(
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )

@@ -120,20 +120,20 @@ NOT_SHOWN = {
     *("LimitRanger plugin set: ", "cpu limit for container "),
     # Texts about a damaged checkpoint, which the log names as damaged.
     *("a part of the claim has no CPUs", "two parts hold the same CPUs"),
-    # entries of the log that are no warnings, and facts of those that are
+    # log entries other than warnings, and facts of warnings
     *(
-        "claim given back",
+        "claim unprepared",
         "registered at the kubelet",
         "CPUs kept quiet",
         "claims left",
         "delete the pods that name them",
     ),
-    *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or not as it was written"),
+    *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or had been changed"),
     *("how a process ended is not known", "the runtime does not say"),
     # Texts about closed connections, and about a socket that the agent cannot create.
     *(
         "the process that asked has exited",
-        "the node's connections are taken, and this container has its share",
+        "all connections of the node are in use, and this container has its share of them",
     ),
     *("; name another --cmk-install-dir", "no socket in ", "another program writes to "),
     # what irqbalance is sent, and a text of which the page has the words before the hole
@@ -142,7 +142,7 @@ NOT_SHOWN = {
 
 
 def test_every_maker_of_messages_is_looked_at() -> None:
-    """No module makes a cause or a refusal without being in the lists above."""
+    """Every module that makes causes or refusals is in the lists of this test."""
     listed = {
         *UNHEARD,
         *PODS,
@@ -216,14 +216,14 @@ def test_reasons_of_refusals_are_documented_and_exist() -> None:
 
 
 def test_causes_of_refused_prepares_are_documented_and_exist() -> None:
-    """The words of the metric stand beside the messages that they count."""
+    """The page lists the words of the metric of refused Prepares beside the messages that they count."""
     described = section("ResourceClaims that are not prepared")
     words = set(re.findall(r"\| `(\w+)` \|", described)) | set(re.findall(r"\(`(\w+)`\)", described))
     assert words == set(refusals.Cause)
 
 
 def test_reasons_of_held_starts_are_documented() -> None:
-    """Whatever the agent says over NRI about a container that it does not let start is among the symptoms."""
+    """The page has every message with which the agent holds back a container over NRI."""
     texts = {it for it in said.texts("pinning/planning/start_table.py") if len(it.split()) >= ENOUGH_WORDS}
     described = pieces("Symptoms")
     assert len(texts) > 5
@@ -238,7 +238,7 @@ def test_alerts_are_documented_and_exist() -> None:
 
 
 def test_conditions_and_taints_are_documented_and_exist() -> None:
-    """Every condition with each of its reasons, and every taint, that the agent writes or takes away."""
+    """The page has every condition with its reasons, and every taint, that the agent writes or removes."""
     described = section("Conditions and taints of nodes")
     code = (
         said.texts(desired_node.__file__) | said.texts(cpu_groups.__file__) | said.texts(group_wait.__file__)
@@ -263,7 +263,7 @@ def test_conditions_and_taints_are_documented_and_exist() -> None:
 
 
 def test_refusals_of_the_policies_are_documented() -> None:
-    """Each message of a policy, of the base or of a component, begins as one that the page has."""
+    """Each message of a policy in the base or a component starts like a message on the page."""
     files = [Path("manifests/base/policies.yaml"), *sorted(Path("manifests/components").rglob("*.yaml"))]
     documents = [item for file in files for item in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
     policies = [

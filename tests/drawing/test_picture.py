@@ -18,9 +18,8 @@ from drawing.picture import Holder, Picture, draw, reading_order
 from drawing.policy_words import devices_on
 from drawing.spans import Span, paint, width_of
 from pinning.machine.cpuset import EMPTY, CPUSet
-from pinning.machine.lscpu import read_lscpu
 from pinning.machine.topology import EFFICIENCY, PERFORMANCE, Topology
-from tests.machines import lscpu_text
+from tests.machines import captured
 from tests.strategies import cpu_sets, topologies
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ GOLDEN = Path(__file__).parents[1] / "data/pictures"
 
 def machine(name: str) -> Topology:
     """Return a real machine; core types, which lscpu lacks, follow from the width of the cores."""
-    read = read_lscpu(lscpu_text(name))
+    read = captured(name)
     types = {1: EFFICIENCY, 2: PERFORMANCE} if name.startswith("core-") else {}
     cores = tuple(replace(core, core_type=types.get(len(core.cpus))) for core in read.cores)
     return replace(read, cores=cores)
@@ -103,7 +102,7 @@ def test_colour_says_nothing_new(picture: Picture, width: int) -> None:
 @settings(max_examples=50)
 @given(topologies(), st.integers(40, 200), st.sampled_from(LAYOUTS))
 def test_every_cpu_is_drawn_once(topology: Topology, width: int, layout: Layout) -> None:
-    """In every layout each CPU's cell is there once; no line is too wide."""
+    """Every layout has each CPU's cell once, and no line that is too wide."""
     labels = ["".join(letters) for letters in islice(product(ascii_uppercase, repeat=3), len(topology.cpus))]
     cells = {cpu: Span(label) for cpu, label in zip(topology.cpus, labels, strict=True)}
 
@@ -127,7 +126,7 @@ def test_siblings_stand_below_each_other(topology: Topology, width: int) -> None
 
 def test_core_with_fewer_threads_leaves_a_blank() -> None:
     """Where cores of one and of two threads have one cache and no known types, the columns stay in line."""
-    drawn = draw(filled(read_lscpu(lscpu_text("core-ultra-9-185h")), [2]), 80, colour=False)
+    drawn = draw(filled(captured("core-ultra-9-185h"), [2]), 80, colour=False)
 
     assert "   0 #   1 A   3 A   6 .   8 .  10 .| 12 .\n   5 #   2 A   4 A   7 .   9 .  11 .|\n" in drawn
 
@@ -226,7 +225,7 @@ if __name__ == "__main__":
 
 
 def test_numa_nodes_bear_the_devices_there() -> None:
-    """Their names stand in the title of the node, harmless to the terminal."""
+    """The title of a NUMA node has the names of its devices, with control characters escaped."""
     on_nodes = devices_on([("nvidia.com/gpu", (0, 1)), ("a\x1b/nic", (1,)), ("nvidia.com/gpu", (1,))])
     picture = Picture(machine("xeon-6248-snc2"), devices=on_nodes)
     drawn = draw(picture, 120, colour=False)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
 CMK, GUARDED, DOWN, DOWN_OPEN, DOWN_SHUT = "cmk", "guarded", "down", "down-open", "down-shut"
-GATED = "gated"
+GATED, COUNTING = "gated", "counting"
 OPEN, SHUT = "open", "shut"  # served by the main webhook: every failed call is ignored, or refused
 GATE = "{gate: true, gateImage: 'registry.example/corepin:1', gateResources: {cpu: 300m, memory: 128Mi}}"
 MUTE = "mute"
@@ -43,16 +43,18 @@ ANNOTATED, MESHED, PREPARED = (f"e2e.corepin.io/{word}" for word in ("annotated"
 
 @pytest.fixture(scope="session")
 def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WebhookProcess]]:
-    """Return the running webhooks: the shipped one, one with CMK's mutations, one that wants client certificates, one with a gate."""
+    """Return the running webhooks: the shipped one, and one for each setting under test."""
     directory = tmp_path_factory.mktemp("webhooks")
     client_ca = directory / "clients.crt"
     trustme.CA().cert_pem.write_to_path(client_ca)
     (directory / "gate.yaml").write_text(GATE)
+    (directory / "counts.yaml").write_text("{numaCPUs: true}")
     flags: dict[str, tuple[str, ...]] = {
         MAIN: (),
         CMK: ("--mutations", str(CMK_MUTATIONS)),
         GUARDED: ("--client-ca", str(client_ca)),
         GATED: ("--config", str(directory / "gate.yaml")),
+        COUNTING: ("--config", str(directory / "counts.yaml")),
     }
     with ExitStack() as stack:
         yield {
@@ -120,12 +122,13 @@ def cluster(registered: Registered) -> Cluster:
 def _registrations(
     webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str, shut: str
 ) -> list[dict[str, object]]:
-    """Return all registrations; those of the main webhook last, so that when it acts all do."""
+    """Return all registrations, those of the main webhook last: once it answers reviews, all others are active too."""
     some_ca = webhooks[MAIN].ca_bundle
     instances = [
         Instance(CMK, webhooks[CMK].url, webhooks[CMK].ca_bundle),
         Instance(GUARDED, webhooks[GUARDED].url, webhooks[GUARDED].ca_bundle),
         Instance(GATED, webhooks[GATED].url, webhooks[GATED].ca_bundle),
+        Instance(COUNTING, webhooks[COUNTING].url, webhooks[COUNTING].ca_bundle),
         Instance(DOWN, shut, some_ca),
         Instance(DOWN_OPEN, shut, some_ca, failure_policy="Ignore"),
         Instance(DOWN_SHUT, shut, some_ca, failure_policy="Fail"),
@@ -145,7 +148,7 @@ def _registrations(
 def _wait_until_they_act(registered: Registered) -> None:
     api = registered.api
     api.kubectl("create", "-f", str(HERE / "kubevirt-crds.yaml"))
-    api.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    api.kubectl("wait", "--for=condition=Established", "--timeout=180s", "crd", "--all")
     cluster = registered.namespace()
     cores = pod_document("probe", container("main", {CORES: "1"}))
     wrong = pod_document("probe", annotations={"qos.gocrane.io/cpu-manager": "wrong"})

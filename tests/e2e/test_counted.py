@@ -71,7 +71,7 @@ def test_pod_that_the_webhook_completed_passes(held: Registered) -> None:
 
 
 def test_pod_that_no_webhook_completed_is_refused(held: Registered) -> None:
-    """Where the webhook is down and ignored, the message names container, numbers and remedy; a right count passes."""
+    """Without the webhook a pod is refused with container, numbers and remedy, unless it has the right count."""
     cluster = held.namespace(WITHOUT)
     for cores in (0, 1):
         refusal = cluster.create(isolated(cores))
@@ -88,7 +88,9 @@ def test_what_is_stored_can_be_changed(held: Registered) -> None:
     cluster = held.namespace({INSTANCE: DOWN_OPEN})
     cluster.created(isolated())
     cluster.api.kubectl("label", "namespace", cluster.namespace, f"{HELD}=x")
-    assert cluster.create(isolated(), "--dry-run=server").is_refused
+    other = isolated()
+    other["metadata"]["name"] = "other"  # a second one of the first's name would be refused in any case
+    wait_until("it acts here", lambda: cluster.create(other, "--dry-run=server").is_refused)
     assert not cluster.run("label", "pod/it", "a=b").is_refused
     assert not cluster.run("annotate", "pod/it", f"{CPU_MANAGER}=none").is_refused
     assert not cluster.run("delete", "pod/it", "--wait=false").is_refused
@@ -246,7 +248,7 @@ def test_policy_reads_budgets_as_the_agent_does(held: Registered) -> None:
 
 @pytest.mark.server
 def test_policy_reads_a_budget_without_a_limit_as_the_agent_does(tmp_path: Path) -> None:
-    """Where the API server fills in no pod-level limit, it is what the agent takes for it: the request."""
+    """The policy takes the pod-level request as the limit that the API server does not fill in, as the agent does."""
     [program] = require(EVALUATOR)
     policy, _ = yaml.safe_load_all(POLICY.read_text())
     (tmp_path / "policy").write_text(json.dumps(policy))
@@ -283,7 +285,7 @@ def judged(cluster: Cluster, pods: Iterable[dict[str, Any]]) -> dict[str, bool]:
 
 
 def test_budget_whose_limits_a_limit_range_fills_in(held: Registered) -> None:
-    """The webhook adds the cores of the pool to one container, and the policy takes them for those of all."""
+    """The policy accepts the pool's cores on the one container where the webhook adds them."""
     limits = {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}
     document = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "it"}, "spec": limits}
     for labels in (WITH, WITHOUT):
@@ -296,7 +298,7 @@ def test_budget_whose_limits_a_limit_range_fills_in(held: Registered) -> None:
 
 
 def test_budget_that_no_webhook_completed_is_refused(held: Registered) -> None:
-    """The message names both sums; the cores may be on any container that lasts."""
+    """A budget without the webhook's counts is refused with both sums; any lasting container may have the count."""
     cluster = held.namespace(WITHOUT)
     refusal = cluster.create(budgeted(container("main"), annotations={SMT: "isolate"}), *UNKNOWN)
     if knows_budgets(cluster):
@@ -335,7 +337,7 @@ def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> Non
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_machine_of_a_launcher_is_beside_the_budget(held: Registered) -> None:
-    """Any user may write the marks of a launcher: the cores of its container and those of the pool are both counted."""
+    """A launcher's cores are counted besides those of the pod's pool, since users may write the launcher's labels."""
     cpus = {"cpu": "4", "memory": "2Gi"}  # a launcher must be in QoS class Guaranteed
     amounts = {"limits": cpus, "requests": cpus}
     for words in ({}, {"cpu-manager.corepin.io/container.compute": "exclusive"}):
@@ -353,7 +355,7 @@ def test_machine_of_a_launcher_is_beside_the_budget(held: Registered) -> None:
 
 
 def test_the_largest_budgets_end_no_expression_in_an_error(held: Registered) -> None:
-    """As many containers as may claim, each with a slice and a word of its own, ordinary init containers or not."""
+    """Pods with the most containers, each with a slice and an annotation, cause no CEL error."""
     cluster = held.namespace(WITHOUT)
     named = {
         f"cpu-manager.corepin.io/container.c{number:049}": "exclusive" for number in range(MOST_CONTAINERS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pinning.contract import POD_BUDGET
+from pinning.contract import ISOLATED_CORES, POD_BUDGET
 from tests.e2e.conftest import MESHED
 from tests.environments.cluster.neighbours import add_sidecar, serve_neighbours
 from tests.environments.cluster.registered import Cluster, Registered, pod_document, wait_until
@@ -48,6 +48,11 @@ def without_the_gate(webhook: WebhookProcess) -> Iterator[Registered]:
         probe = registered.namespace()
         wrong = pod_document("probe", annotations={CPU_MANAGER: "wrong"})
         wait_until("pods are validated", lambda: probe.create(wrong, "--dry-run=server").is_refused)
+        counted = pod_document("probe", container(limits="2"), annotations={SMT: "isolate"})
+        wait_until(
+            "pods are mutated",
+            lambda: ISOLATED_CORES in probe.create(counted, "--dry-run=server", "-o=json").stdout,
+        )
         yield registered
 
 
@@ -68,7 +73,7 @@ def judge(cluster: Cluster) -> None:
 
 @pytest.mark.server
 def test_a_budget_that_the_api_server_drops_is_reported(webhooks: dict[str, WebhookProcess]) -> None:
-    """Also where a webhook adds a sidecar, so that corepin is called twice."""
+    """A dropped budget is a warning, also if a webhook adds a sidecar and corepin is called twice."""
     with without_the_gate(webhooks[MAIN]) as registered:
         judge(registered.namespace())
         judge(registered.namespace({MESHED: ""}))

@@ -148,5 +148,5 @@ def call_without_certificate(webhook: WebhookProcess) -> str:
     """Return status and body of an answer to a caller without a certificate."""
     context = ssl.create_default_context()
     webhook.authority.configure_trust(context)
-    answer = httpx.post(f"{webhook.url}/mutate", json={}, verify=context, trust_env=False)
+    answer = httpx.post(f"{webhook.url}/mutate", json={}, verify=context, trust_env=False, timeout=60)
     return f"{answer.status_code} {answer.text}"

@@ -75,7 +75,7 @@ def test_every_part_of_kubernetes_is_used(imported: frozenset[str]) -> None:
 
 
 def test_distributions_left_out_are_required_by_others() -> None:
-    """What nothing requires any more is no longer named, and what is named is not locked."""
+    """Each distribution in requirements.unused is required by another one, and none is locked."""
     named = {it for it in unused() if "/" not in it}
     required = {
         canonicalize_name(Requirement(text).name)
@@ -86,6 +86,6 @@ def test_distributions_left_out_are_required_by_others() -> None:
     assert not named & pins("requirements.lock").keys()
 
 
-def test_folders_left_out_are_there() -> None:
-    """A folder that another version of kubernetes does not have is no longer named."""
+def test_paths_left_out_are_there() -> None:
+    """Each path in requirements.unused exists in the installed packages."""
     assert [it for it in unused() if "/" in it and not list(SITE.glob(it))] == []

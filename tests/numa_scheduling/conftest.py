@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from tests.environments.server.apiserver import ApiServer
 from tests.environments.server.catalog import KUBE_SCHEDULER, TOPOLOGY_SCHEDULER
 from tests.environments.server.control_plane import start_scheduler, start_topology_scheduler
 from tests.environments.server.start import require, start_servers
-from tests.numa_scheduling.cluster import Cluster
 
 CRD = Path("tests/environments/server/scheduler-plugins/crd.yaml")
-_numbers = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +21,9 @@ def scheduled() -> Iterator[ApiServer]:
     [program] = require(TOPOLOGY_SCHEDULER)
     with start_servers() as server:
         server.apply(CRD.read_text())
-        server.kubectl("wait", "--for=condition=Established", "-f", str(CRD))
+        server.kubectl("wait", "--for=condition=Established", "--timeout=180s", "-f", str(CRD))
         with start_topology_scheduler(program, server):
             yield server
-
-
-@pytest.fixture
-def cluster(scheduled: ApiServer) -> Iterator[Cluster]:
-    """Return a cluster without nodes; those of a test go with it."""
-    namespace = scheduled.create_namespace(f"numa-{next(_numbers)}")
-    with scheduled.client() as client:
-        yield Cluster(scheduled, client, namespace)
-    scheduled.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")
-    scheduled.kubectl("delete", "nodes,noderesourcetopologies", "--all")
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Any, Final
 
-import httpx
-import jsonpatch
 import msgspec
 
 from agent.config import NodeOptions
-from agent.kept_pod import PodDecoder
 from agent.node_state import NodeState
 from agent.report.desired_node import desired_node
 from agent.report.node_patch import differences
@@ -31,19 +26,14 @@ from pinning.planning.observed import Owner
 from pinning.planning.refusal import Reason
 from pinning.pods.types import Pod
 from tests.agent.states import state_of
-from tests.environments.server.apiserver import ApiServer
-from tests.numa_scheduling.cluster import unschedulable
-from webhook.config.mutations import BUILT_IN
+from tests.numa_scheduling.cluster import Cluster, node_of, unschedulable
 from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
 
 GPU, NIC = "example.com/gpu", "example.com/nic"
 NEAR_GPU: Final = "near.corepin.io/example.com.gpu"
-SECONDS: Final = 60.0
-MERGE, JSON = "application/merge-patch+json", "application/json"
 COUNTED: Final = load_settings(b"nearCPUs: true")
 UNCOUNTED: Final = load_settings(b"")
+AMOUNTS: Final = {"cpu": "48", "memory": "64Gi", "pods": "110", GPU: "8", NIC: "8"}
 REQUIRE: Final = {"cpu-manager.corepin.io/pod": "exclusive", "device-policy.corepin.io/pod": "require"}
 # 23 CPUs are free on the first NUMA node, where one is reserved, and 24 on the other.
 MACHINE: Final = assemble([CPUFacts(cpu, cpu, cpu // 24, cpu // 24) for cpu in range(48)], CPUSet(range(48)))
@@ -55,10 +45,10 @@ _names = count(1)
 
 
 @dataclass
-class Node:
+class NearNode:
     """A node, what its kubelet gave out, and its agent's memory."""
 
-    cluster: Cluster
+    cluster: NearCluster
     name: str
     is_best_effort: bool = False
     random: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - which devices the kubelet takes
@@ -133,15 +123,12 @@ def _wanted(pod: Pod) -> dict[str, int]:
 
 
 @dataclass
-class Cluster:
-    """An API server with Kubernetes' own scheduler, and a namespace of the test's own."""
+class NearCluster(Cluster):
+    """A cluster with Kubernetes' own scheduler, whose nodes have devices."""
 
-    server: ApiServer
-    client: httpx.Client
-    namespace: str
     published: int = 0  # how often all agents have published together
 
-    def publish(self, nodes: Iterable[Node]) -> None:
+    def publish(self, nodes: Iterable[NearNode]) -> None:
         """Let the agents of these nodes publish; the scheduler places later pods only where it has seen the new numbers."""
         self.published += 1
         for node in nodes:
@@ -152,16 +139,10 @@ class Cluster:
     def _seen(self) -> dict[str, str]:
         return {"published": str(self.published)} if self.published else {}
 
-    def node(self, name: str, **more: Any) -> Node:
-        """Make a node for which the scheduler may place pods."""
-        path = f"/api/v1/nodes/{name}"
-        self.send("POST", "/api/v1/nodes", {"metadata": {"name": name}}, JSON)
-        amounts = {"cpu": "48", "memory": "64Gi", "pods": "110", GPU: "8", NIC: "8"}
-        ready = {"type": "Ready", "status": "True", "reason": "x", "message": "y"}
-        status = {"allocatable": amounts, "capacity": amounts, "conditions": [ready]}
-        self.send("PATCH", f"{path}/status", {"status": status})
-        self.send("PATCH", path, {"spec": {"taints": []}})
-        return Node(self, name, **more)
+    def node(self, name: str, **more: Any) -> NearNode:
+        """Register a node, whose agent has published nothing yet."""
+        self.register(name, AMOUNTS)
+        return NearNode(self, name, **more)
 
     def create(
         self,
@@ -173,63 +154,18 @@ class Cluster:
         node: str = "",
         counted: bool = True,
     ) -> str:
-        """Create a pod as the webhook lets it pass, with CPUs beside its devices if it claims them; return its name."""
+        """Create a pod, with CPUs beside its devices if it claims them; return its name."""
         name = f"pod-{next(_names)}-{gpus}-{nics}"
         limits = {"cpu": str(cpus), **{kind: str(it) for kind, it in ((GPU, gpus), (NIC, nics)) if it}}
-        spec: dict[str, Any] = {
-            "containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]
-        }
-        spec |= {"terminationGracePeriodSeconds": 0, "nodeSelector": self._seen}
-        spec |= {"nodeName": node} if node else {}
-        document: Any = {"metadata": {"name": name, "annotations": REQUIRE if claims else {}}, "spec": spec}
-        plan = plan_mutation(document, COUNTED if counted else UNCOUNTED, Injection(BUILT_IN))
-        self.send(
-            "POST",
-            self._pods,
-            jsonpatch.apply_patch(document, [dict(step) for step in plan.operations]),
-            JSON,
-        )
+        place = {"nodeSelector": self._seen, **({"nodeName": node} if node else {})}
+        self.admit(name, limits, REQUIRE if claims else {}, COUNTED if counted else UNCOUNTED, **place)
         return name
-
-    def pods_on(self, node: str) -> dict[str, Pod]:
-        """Return the pods of a node by uid, as the agent keeps them."""
-        listed = self.client.get("/api/v1/pods", params={"fieldSelector": f"spec.nodeName={node}"}).json()
-        pods = [PodDecoder().decode(json.dumps(it).encode()) for it in listed["items"]]
-        return {(pod["metadata"] or {})["uid"] or "": pod for pod in pods}
-
-    def uid(self, pod: str) -> str:
-        """Return the uid of a pod."""
-        return str(self.client.get(f"{self._pods}/{pod}").json()["metadata"]["uid"])
-
-    def delete(self, pod: str) -> None:
-        """Delete a pod."""
-        self.send("DELETE", f"{self._pods}/{pod}", None, JSON)
 
     def judged(self, pod: str) -> tuple[str, str]:
         """Wait for the scheduler; return the pod's node, or why it is placed nowhere."""
 
-        def is_judged(shown: Any) -> str:
+        def verdict(shown: Any) -> tuple[str, str]:
             refusal = unschedulable(shown)
-            return shown["spec"].get("nodeName", "") or ("" if "affinity/selector" in refusal else refusal)
+            return node_of(shown), "" if "affinity/selector" in refusal else refusal
 
-        return self._until(pod, is_judged)
-
-    def placed(self, pod: str) -> str:
-        """Wait until a pod is placed, and return its node."""
-        return self._until(pod, lambda shown: shown["spec"].get("nodeName", ""))[0]
-
-    def _until(self, pod: str, found: Callable[[Any], str]) -> tuple[str, str]:
-        deadline = time.monotonic() + SECONDS
-        while not found(shown := self.client.get(f"{self._pods}/{pod}").json()):
-            assert time.monotonic() < deadline, shown["status"]
-            time.sleep(0.01)
-        return shown["spec"].get("nodeName", ""), unschedulable(shown)
-
-    def send(self, method: str, path: str, body: Any, kind: str = MERGE) -> None:
-        """Change an object."""
-        answer = self.client.request(method, path, json=body, headers={"content-type": kind})
-        assert answer.is_success, answer.text
-
-    @property
-    def _pods(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/pods"
+        return self.until(pod, lambda shown: found if any(found := verdict(shown)) else None)

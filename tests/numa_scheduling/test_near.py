@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from random import Random
 
 import pytest
 
 from pinning.planning.refusal import Reason
 from tests.environments.server.apiserver import ApiServer
-from tests.numa_scheduling.near_nodes import DEVICES, GPU, NEAR_GPU, Cluster, Node
+from tests.numa_scheduling.near_nodes import DEVICES, GPU, NEAR_GPU, NearCluster, NearNode
 
 pytestmark = pytest.mark.server
-_numbers = count(1)
 
 
 @pytest.fixture
-def cluster(stock: ApiServer) -> Iterator[Cluster]:
-    """Return a cluster without nodes; those of a test go with it."""
-    namespace = stock.create_namespace(f"near-{next(_numbers)}")
-    with stock.client() as client:
-        yield Cluster(stock, client, namespace)
-    stock.kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=0", "--force")
-    stock.kubectl("delete", "nodes", "--all")
+def cluster(stock: ApiServer) -> Iterator[NearCluster]:
+    """Return a cluster without nodes."""
+    with NearCluster.on(stock) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def remote(cluster: Cluster) -> Node:
+def remote(cluster: NearCluster) -> NearNode:
     """Return a node with 29 free CPUs, of which 5 are beside its free GPUs, all on NUMA node 1."""
     node = cluster.node("remote")
     holder = cluster.create(19, gpus=1, node=node.name)
@@ -39,10 +34,10 @@ def remote(cluster: Cluster) -> Node:
     return node
 
 
-def test_it_goes_where_cpus_are_beside_any_free_device(cluster: Cluster, remote: Node) -> None:
-    """While no node has them it waits, and says for what; other pods with a GPU go where they would."""
+def test_it_goes_where_cpus_are_beside_any_free_device(cluster: NearCluster, remote: NearNode) -> None:
+    """A pod waits, naming the missing resource, until a node has enough CPUs beside any of its free devices."""
     pod = cluster.create(8, gpus=1)
-    assert f"Insufficient {NEAR_GPU}" in cluster.judged(pod)[1]
+    cluster.refused(pod, f"Insufficient {NEAR_GPU}")
     assert cluster.placed(cluster.create(8, gpus=2, claims=False)) == remote.name
     assert cluster.placed(cluster.create(5, gpus=1)) == remote.name
     whole = cluster.node("whole")
@@ -51,8 +46,8 @@ def test_it_goes_where_cpus_are_beside_any_free_device(cluster: Cluster, remote:
     assert not [*remote.work().refusals, *whole.work().refusals]
 
 
-def test_without_the_count_it_is_refused_at_the_node(cluster: Cluster, remote: Node) -> None:
-    """The scheduler sees 29 free CPUs and a free GPU."""
+def test_without_the_count_it_is_refused_at_the_node(cluster: NearCluster, remote: NearNode) -> None:
+    """A pod without the count is scheduled by free CPUs and GPUs alone, and the node's agent refuses it."""
     pod = cluster.create(8, gpus=1, counted=False)
     assert cluster.placed(pod) == remote.name
     assert [refusal.reason for refusal in remote.work().refusals] == [Reason.NOT_NEAR]
@@ -62,9 +57,9 @@ def test_without_the_count_it_is_refused_at_the_node(cluster: Cluster, remote: N
     ("is_best_effort", "pods", "at_once"), [(False, 200, 6), (True, 100, 1)], ids=["none", "best-effort"]
 )
 def test_no_pod_is_refused_at_its_node(
-    cluster: Cluster, *, is_best_effort: bool, pods: int, at_once: int
+    cluster: NearCluster, *, is_best_effort: bool, pods: int, at_once: int
 ) -> None:
-    """Some hundred pods on two nodes, under either policy of the kubelet's topology manager.
+    """Of some hundred pods on two nodes no scheduled one is refused by its agent, under either topology policy.
 
     Under `best-effort` they come one at a time: a pod that takes the last device of a lower NUMA node changes which
     device the next one gets, and so the number. Pods that claim nothing, and pods of two devices without a claim, never wait for a number of ours.
@@ -93,7 +88,7 @@ def test_no_pod_is_refused_at_its_node(
     assert claimed > made / 10  # how many find room depends on which pods ended before
 
 
-def _created(cluster: Cluster, random: Random) -> tuple[str, bool]:
+def _created(cluster: NearCluster, random: Random) -> tuple[str, bool]:
     """Create a pod of a random kind; return its name, and whether it claims CPUs beside devices."""
     kind = random.random()
     if kind < 0.6:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.numa_scheduling.cluster import REQUIRE, SINGLE, Cluster, Node
+from tests.environments.server.apiserver import ApiServer
+from tests.numa_scheduling.numa_nodes import REQUIRE, SINGLE, NUMACluster, NUMANode
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
-def split(cluster: Cluster) -> Node:
+def cluster(scheduled: ApiServer) -> Iterator[NUMACluster]:
+    """Return a cluster without nodes."""
+    with NUMACluster.on(scheduled) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def split(cluster: NUMACluster) -> NUMANode:
     """Return a node with 7 CPUs free, of which no NUMA node has more than 6."""
     node = cluster.node("split")
     for cpus in (2, 5):
@@ -21,7 +31,7 @@ def split(cluster: Cluster) -> Node:
 
 
 @pytest.fixture
-def whole(cluster: Cluster) -> Node:
+def whole(cluster: NUMACluster) -> NUMANode:
     """Return a node with 8 CPUs free, all on one NUMA node; the scheduler would rather fill the other one."""
     node = cluster.node("whole")
     cluster.create(6, SINGLE, node=node.name)
@@ -32,26 +42,26 @@ def whole(cluster: Cluster) -> Node:
 
 @pytest.mark.parametrize("memory", ["", "1Gi"], ids=["Burstable", "Guaranteed"])
 def test_it_goes_where_one_numa_node_has_its_cpus(
-    cluster: Cluster, split: Node, whole: Node, memory: str
+    cluster: NUMACluster, split: NUMANode, whole: NUMANode, memory: str
 ) -> None:
-    """Both nodes have 7 CPUs free; the filter judges by each NUMA node, whatever the QoS class."""
+    """Of two nodes with 7 free CPUs the scheduler picks the one with 7 on one NUMA node, whatever the QoS class."""
     pod = cluster.create(7, SINGLE, memory=memory)
     assert cluster.placed(pod) == whole.name
     assert whole.publish() == [0, 1]
 
 
-def test_it_waits_until_one_numa_node_has_its_cpus(cluster: Cluster, split: Node) -> None:
-    """The scheduler says why, and places it as soon as the agent publishes that CPUs came free."""
+def test_it_waits_until_one_numa_node_has_its_cpus(cluster: NUMACluster, split: NUMANode) -> None:
+    """A pod waits with the scheduler's message until the agent publishes enough free CPUs on one NUMA node."""
     pod = cluster.create(7, SINGLE)
-    assert "cannot align container" in cluster.refusal(pod)
-    for held in cluster.pods_on(split.name):
+    cluster.refused(pod, "cannot align container")
+    for held in cluster.pods_on(split.name).values():
         cluster.delete((held["metadata"] or {})["name"] or "")
     assert split.publish() == [6, 8]
     assert cluster.placed(pod) == split.name
 
 
-def test_others_go_as_they_would_without_us(cluster: Cluster, split: Node) -> None:
-    """Neither a Guaranteed pod larger than a NUMA node nor one without requests is judged by NUMA nodes."""
+def test_others_go_as_they_would_without_us(cluster: NUMACluster, split: NUMANode) -> None:
+    """Pods without `single` are scheduled without regard to NUMA nodes, whatever their size."""
     for pod in (cluster.create(9, memory="48Gi"), cluster.create(0)):
         assert cluster.placed(pod) == split.name
 
@@ -65,30 +75,32 @@ def test_others_go_as_they_would_without_us(cluster: Cluster, split: Node) -> No
     ],
 )
 def test_why_zones_name_cpu_and_memory_of_the_whole_node(
-    cluster: Cluster, split: Node, zone: dict[str, str], cpus: int, memory: str
+    cluster: NUMACluster, split: NUMANode, zone: dict[str, str], cpus: int, memory: str
 ) -> None:
-    """With anything else the filter refuses pods that ask for no NUMA node; with these it places them."""
+    """Zones that lack the whole node's CPU or memory make the filter refuse other pods; the published ones do not."""
     resources = [
         {"name": name, "capacity": amount, "allocatable": amount, "available": amount}
         for name, amount in zone.items()
     ]
     zones = [{"name": f"node-{at}", "type": "Node", "resources": resources} for at in (0, 1)]
-    cluster.patch(split.topology, {"zones": zones})
+    cluster.send("PATCH", split.topology, {"zones": zones})
     pod = cluster.create(cpus, memory=memory)
-    assert "cannot align container" in cluster.refusal(pod)
+    cluster.refused(pod, "cannot align container")
     split.publish()
     assert cluster.placed(pod) == split.name
 
 
-def test_an_odd_count_of_whole_cores_is_counted(cluster: Cluster) -> None:
-    """Three pods of 3 CPUs take 6 of 7 cores: 7 of 16 CPUs look free to who counts requests, and a core is."""
+def test_an_odd_count_of_whole_cores_is_counted(cluster: NUMACluster) -> None:
+    """A pod of 3 CPUs in whole cores is counted as two cores, so that the fourth one waits while 7 CPUs look free."""
     node = cluster.node("only")
     node.publish()
-    pods = [cluster.create(3, REQUIRE) for _ in range(4)]
-    for pod in pods[:3]:
-        assert cluster.placed(pod) == node.name
-    assert "Insufficient corepin.io/whole-cores" in cluster.refusal(pods[3])
+    first, *_ = pods = [cluster.create(3, REQUIRE)]
+    assert cluster.placed(first) == node.name  # the scheduler has seen the count, and each next pod finds it
+    pods += [cluster.create(3, REQUIRE) for _ in range(2)]
+    assert {cluster.placed(pod) for pod in pods} == {node.name}
+    fourth = cluster.create(3, REQUIRE)
+    cluster.refused(fourth, "Insufficient corepin.io/whole-cores")
     assert sorted(node.publish()) == [0, 2]
-    cluster.delete(pods[0])
+    cluster.delete(first)
     node.publish()
-    assert cluster.placed(pods[3]) == node.name
+    assert cluster.placed(fourth) == node.name

@@ -58,7 +58,7 @@ def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
     home.mkdir()
     for name in ("corepin.yaml", "thesis"):
         (home / name).touch()
-    with pytest.raises(ReleaseFailed, match=r"corepin\.yaml is no file of a release"):
+    with pytest.raises(ReleaseFailed, match=r"corepin\.yaml is not a release file"):
         make_room(home)
     assert len(list(home.iterdir())) == 2
 
@@ -66,7 +66,7 @@ def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
 def test_release_is_built_again_after_an_image_that_failed(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing has to be taken away by hand, as it would be for a manifest of krew without sums."""
+    """After a failed build of the image a release can be built again without deleting files by hand."""
 
     def no_image(*_: object) -> Path:
         raise BuildFailed("no network")
@@ -91,10 +91,10 @@ def test_release_is_built_again_after_an_image_that_failed(
     ],
 )
 def test_release_keeps_files_that_only_have_such_a_name(tmp_path: Path, there: dict[str, str]) -> None:
-    """An operator keeps values of the chart under the name of krew's manifest."""
+    """A file that only has the name of a release's file is kept, and the release is refused."""
     for name, text in there.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(ReleaseFailed, match="is no file of a release"):
+    with pytest.raises(ReleaseFailed, match="is not a release file"):
         make_room(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == there
 
@@ -113,7 +113,7 @@ def test_second_build_gives_the_same_bytes(source: Source, dist: Path, tmp_path:
 
 
 def test_sums_are_those_of_the_files(dist: Path) -> None:
-    """`sha256sum --check` finds every file as it was."""
+    """`sha256sum --check` accepts every file of a release."""
     done = subprocess.run(
         ["sha256sum", "--check", "--strict", SUMS], cwd=dist, capture_output=True, check=False
     )
@@ -144,7 +144,7 @@ def test_wheel_runs_from_a_venv_of_its_own(dist: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_holds_every_file_of_its_packages(dist: Path, source: Source) -> None:
-    """Nothing that a package reads is left behind, and nothing else is packed."""
+    """The wheel has every file of its packages, and no other."""
     (wheel,) = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -194,7 +194,7 @@ def test_a_failed_command_is_shown() -> None:
 
 
 def test_one_place_has_the_version() -> None:
-    """Whatever names a version of corepin names that of pyproject.toml."""
+    """Every place that names a version of corepin has that of pyproject.toml."""
     places = list(named(ROOT))
     assert {version for _, version in places} == {version_of(ROOT)}
     files = {str(path) for path, _ in places}
@@ -202,7 +202,7 @@ def test_one_place_has_the_version() -> None:
 
 
 def test_another_version_reaches_every_place(source: Source, tmp_path: Path) -> None:
-    """`make version` leaves the old number nowhere, and refuses what is none."""
+    """`make version` replaces the version in every place, and refuses an invalid one."""
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", source.folder, copy], check=True)
     write(copy, "9.8.7")

@@ -27,5 +27,5 @@ def test_change_is_that_since_the_release_before() -> None:
     now = {"corepin.tgz": 1_500_000, "corepin.yaml": 10_000}
     assert list(compared(now, {"corepin.tgz": 2_000_000})) == [
         "     1.50 MB  corepin.tgz (-0.50 MB)",
-        "     0.01 MB  corepin.yaml (no release before it here)",
+        "     0.01 MB  corepin.yaml (no earlier release here)",
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.environments.process.cmk_agent import built
 from tests.shim.agent import fake_agent
 from tests.shim.roots import Root
 
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def command() -> Path:
     """Return the command, built where `scripts/setup` puts it."""
-    path = Path(sys.prefix, "libexec", "cmk")
-    subprocess.run(["scripts/shim", str(path)], check=True)
-    return path
+    return built()
 
 
 @pytest.fixture
 def root(command: Path) -> Iterator[Root]:
-    """Return an empty root with the command; its path is short enough for a socket below it."""
+    """Return an empty root with the command, whose path is short enough for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="root-", dir="/tmp"))
     folder.chmod(0o755)
     root = Root(folder)
@@ -42,7 +39,7 @@ def root(command: Path) -> Iterator[Root]:
 
 @pytest.fixture
 def agent(command: Path) -> Iterator[FakeAgent]:
-    """Return an agent that says yes, and the command beside its socket."""
+    """Return an agent that accepts every request, with the command beside its socket."""
     with fake_agent(command) as agent:
         yield agent
 

@@ -1,4 +1,4 @@
-"""Containers of a real runtime that are locked up as CMK's own examples are, with the install directory mounted."""
+"""Containers of a real runtime, restricted as CMK's own examples, with the install directory mounted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _numbers = count(1)
 
 
 def load_empty_image(containerd: Containerd) -> None:
-    """Give the runtime an image without any file."""
+    """Import an image without files into the runtime."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w"):
         pass
@@ -38,24 +38,25 @@ def load_empty_image(containerd: Containerd) -> None:
 
 @dataclass(frozen=True)
 class Locked:
-    """A container without capabilities and privileges, with a read-only root, seccomp and another user than root."""
+    """A container without capabilities, with a read-only root, a seccomp profile and a user other than root."""
 
     containerd: Containerd
     id: str
     log_file: Path
 
     def written(self, stream: str) -> list[str]:
-        """Return the lines that it wrote to `stdout` or `stderr`; the runtime copies the two independently."""
-        lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
-        parts = [line.split(" ", 3) for line in lines]  # when, stream, full or partial, text
+        """Return the lines of `stdout` or `stderr`; the runtime copies the two independently."""
+        lines = self.log_file.read_text().splitlines(keepends=True) if self.log_file.exists() else []
+        whole = [line.rstrip("\n") for line in lines if line.endswith("\n")]
+        parts = [line.split(" ", 3) for line in whole]  # when, stream, full or partial, text
         return [part[3] for part in parts if part[1] == stream]
 
     def wait_for_last_line(self, line: str) -> None:
-        """Wait until its output ends with a line: the runtime reports the exit before it has copied the output."""
+        """Wait for the last line of the output, because the runtime may report the exit before it has copied it."""
         until_equal("the last line", lambda: self.written("stdout")[-1:], [line])
 
     def exit_code(self) -> int:
-        """Wait for its end, and return how it ended."""
+        """Wait for the container's exit, and return its exit code."""
         request = api_pb2.ContainerStatusRequest(container_id=self.id)
 
         def ended() -> tuple[int] | None:
@@ -65,7 +66,7 @@ class Locked:
         return until("the container's end", ended)[0]
 
     def stop(self) -> None:
-        """Stop it as the kubelet does: SIGTERM, and much later SIGKILL."""
+        """Stop the container as the kubelet does: SIGTERM, and SIGKILL after the grace period."""
         request = api_pb2.StopContainerRequest(container_id=self.id, timeout=600)
         self.containerd.call("StopContainer", request, api_pb2.StopContainerResponse)
 
@@ -77,7 +78,7 @@ def run_locked(
     install_dir: Path,
     env: Mapping[str, str],
 ) -> Locked:
-    """Start a container in a pod of its own."""
+    """Start a restricted container in its own pod."""
     uid = f"uid-shim-{next(_numbers)}"
     pod = containerd.run_pod(uid.replace("uid-", ""), uid)
     config = api_pb2.ContainerConfig(
@@ -99,7 +100,7 @@ def _locked() -> api_pb2.LinuxContainerSecurityContext:
     profile = api_pb2.SecurityProfile
     own = api_pb2.NamespaceOption(
         network=api_pb2.NODE, pid=api_pb2.CONTAINER
-    )  # as a kubelet says for most pods
+    )  # as the kubelet sets it for most pods
     return api_pb2.LinuxContainerSecurityContext(
         namespace_options=own,
         run_as_user=api_pb2.Int64Value(value=NOBODY),

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 def look() -> SharedReads:
-    """Return a look at this machine."""
+    """Return the agent's reading of this machine."""
     return SharedReads(Roots(hierarchy=find_hierarchy(CGROUP_ROOT)))
 
 
 def vmm_of(machine: Machine) -> VMM:
-    """Return the process of a machine as the agent knows it."""
+    """Return the VMM process of a machine in the agent's form."""
     return VMM(machine.pid, started(machine.pid), "qemu")
 
 
@@ -60,7 +60,7 @@ def test_threads_of_a_paused_machine(start: Start, vcpus: int) -> None:
 
 
 def test_threads_of_a_running_machine(start: Start) -> None:
-    """While both vCPUs of a guest run, their threads are identified in the same way."""
+    """The threads of a running guest, whose vCPUs are both busy, are identified as those of a paused one."""
     machine = start(Guest(2).running())
     truth = machine.truth()
     before = [ticks(tid) for tid in truth.vcpus]
@@ -69,17 +69,17 @@ def test_threads_of_a_running_machine(start: Start) -> None:
 
 
 def test_unnamed_threads_are_not_guessed(start: Start) -> None:
-    """Without debug-threads the agent reports that it cannot identify vCPUs, and guesses none."""
+    """Without debug-threads the agent reports that it cannot identify vCPUs, and identifies none."""
     machine = start(Guest(4, iothreads=("iothread1",), is_named=False))
     truth = machine.truth()
     found = read_threads(look(), vmm_of(machine))
     assert (found.identified_by, found.vcpus, found.of(Role.VCPU)) == ("", (), ())
-    assert "no thread is called a vCPU" in found.reason
+    assert "no thread has the name of a vCPU" in found.reason
     assert {thread.tid for thread in found.threads} == set(truth.all)
 
 
 def test_name_that_is_too_long_is_the_emulator_s(start: Start) -> None:
-    """QEMU 7.2 gives an iothread with a long name none, so the agent takes it for a thread of the emulator."""
+    """An iothread whose name is too long counts as an emulator thread, because QEMU 7.2 leaves it without a name."""
     machine = start(Guest(1, iothreads=("indep_iothread_0",)))
     truth = machine.truth()
     found = read_threads(look(), vmm_of(machine))
@@ -88,7 +88,7 @@ def test_name_that_is_too_long_is_the_emulator_s(start: Start) -> None:
 
 
 def test_plugged_vcpus_are_ranked_by_their_indexes(start: Start) -> None:
-    """QEMU fills its places from the last one down: the new vCPUs come after the first in the order of their indexes."""
+    """Hot-plugged vCPUs are ranked by index, although QEMU assigns the last indexes first."""
     machine = start(Guest(2, most=8))
     first = read_threads(look(), vmm_of(machine))
     with machine.talk() as talker:
@@ -102,7 +102,7 @@ def test_plugged_vcpus_are_ranked_by_their_indexes(start: Start) -> None:
 
 
 def test_iothread_that_is_added_is_found(start: Start) -> None:
-    """An added iothread changes the count of threads, and the next look identifies it."""
+    """A hot-plugged iothread changes the number of threads and is identified by the next read."""
     machine = start(Guest(1))
     first = read_threads(look(), vmm_of(machine))
     with machine.talk() as talker:
@@ -130,7 +130,7 @@ def test_shape_is_that_of_the_command_line(start: Start, guest: Guest) -> None:
     assert not shape.strict
 
 
-# In pods.
+# Machines in pods
 
 
 def cgroup_of(folder: Path) -> str:
@@ -139,7 +139,7 @@ def cgroup_of(folder: Path) -> str:
 
 
 def test_machine_of_a_local_pod_is_found(local_node: LocalNode) -> None:
-    """QEMU of a local pod is found, although it is neither the first nor the last process of its cgroup."""
+    """QEMU in a local pod is found, although it is neither the first nor the last process of its cgroup."""
     machine = local_node.launch("vm", Guest(1, iothreads=("iothread1",)), annotations={})
     truth = machine.truth()
     cgroup = cgroup_of(local_node.compute("vm").folder)
@@ -149,7 +149,7 @@ def test_machine_of_a_local_pod_is_found(local_node: LocalNode) -> None:
 
 
 def test_machine_of_a_launcher_is_found(containerd_node: ContainerdNode) -> None:
-    """In a container with a pid namespace of its own QEMU and its threads are found by the host's numbers."""
+    """QEMU in a container with its own pid namespace is found with its threads, by the host's ids."""
     machine = containerd_node.launch("vm", Guest(2, iothreads=("iothread1",)), annotations={})
     truth = machine.truth()
     cgroup = cgroup_of(containerd_node.compute("vm").folder)
@@ -160,7 +160,7 @@ def test_machine_of_a_launcher_is_found(containerd_node: ContainerdNode) -> None
 
 @pytest.mark.parametrize("alone", ["true", "false"])
 def test_machine_of_a_sandbox_is_found(containerd_node: ContainerdNode, alone: str) -> None:
-    """A sandbox is found by its runtime, cgroup and name, wherever Kata put its shim and virtiofsd."""
+    """A sandbox's VMM is found by the runtime's pid, by cgroup and by name, wherever shim and virtiofsd run."""
     machine = containerd_node.sandbox(
         "vm", Guest(2, iothreads=("io0",)), {"app": 0}, words={CGROUP_ONLY: alone}
     )
@@ -184,7 +184,7 @@ def check_companions(found: VMThreads, sandbox: str) -> None:
 
 
 def processes_named(threads: Sequence[int], program: bytes, sandbox: str) -> int:
-    """Return the number of processes of threads; each is whole, and the program for this sandbox."""
+    """Return the number of processes of these threads; each must be complete and run the program for this sandbox."""
     processes = [tid for tid in threads if (PROC / str(tid) / "task" / str(tid)).exists() and is_first(tid)]
     for pid in processes:
         line = (PROC / str(pid) / "cmdline").read_bytes()
@@ -192,7 +192,7 @@ def processes_named(threads: Sequence[int], program: bytes, sandbox: str) -> int
         assert sandbox.encode() in line
     there = {tid for pid in processes for tid in tasks(pid)}
     assert there <= set(threads)
-    exited = set(threads) - there  # a shim's threads come and go between two looks
+    exited = set(threads) - there  # threads of a shim may start and exit between two reads
     assert not any((PROC / str(tid) / "task").exists() for tid in exited)
     return len(processes)
 

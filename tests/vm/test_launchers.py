@@ -1,6 +1,6 @@
-"""Machines as KubeVirt starts them: the agent lets every thread run where it belongs, and says what it found.
+"""Machines of KubeVirt: the agent pins every thread, and reports what it found.
 
-A node of two CPUs can give one of them away. Where the agent only observes, a container may have both. Each test has
+A node of two CPUs can give one of them away; where the agent only observes, a container may have both. Each test has
 two nodes, one of each runtime, which do the same at the same time.
 """
 
@@ -39,30 +39,30 @@ def launched(nodes: Both, name: str, guest: Guest, cpus: int = 0) -> list[tuple[
 
 
 def pinned(node: Launchers, machine: Machine, cpus: list[int]) -> None:
-    """Wait until the agent says that each vCPU has its CPU, and check that it is so."""
+    """Wait until the agent reports each vCPU on its CPU, and compare the kernel's masks."""
     until_published(node.agent, machine.name, vcpus=[str(cpu) for cpu in cpus], oneToOne=True)
     assert see(machine.truth()).one_each() == cpus
 
 
 def disturb(machine: Machine, others: Collection[int], cpus: CPUSet) -> None:
-    """Move some threads to CPUs, and then the first vCPU away from there, for which the agent looks."""
+    """Move some threads to CPUs, and then the first vCPU away, whose move the agent detects."""
     for tid in others:
         os.sched_setaffinity(tid, cpus)
     os.sched_setaffinity(machine.truth().vcpus[0], BOTH - cpus)
 
 
 def until_seen(machine: Machine, wanted: Seen) -> None:
-    """Wait until every thread is where it is to be."""
+    """Wait until every thread has its expected mask."""
     until_equal(f"threads of {machine.name}", lambda: see(machine.truth()), wanted)
 
 
 class TestOnOneCPU:
-    """The agent gives a container the CPU that may be given away."""
+    """The agent assigns the only CPU that is not reserved to the container."""
 
     CONFIG: ClassVar[dict[str, Any]] = {}
 
     def test_machine_has_the_cpu_of_its_container(self, launchers: Both) -> None:
-        """One vCPU on one CPU is pinned there, and every other thread is there too."""
+        """A single vCPU is pinned to the container's CPU, and every other thread runs there too."""
         own = CPUSet((1,))
         for node, machine in launched(launchers, "fits", Guest(1, iothreads=("iothread1",)).running()):
             pinned(node, machine, [1])
@@ -71,7 +71,7 @@ class TestOnOneCPU:
             assert said["cpus"] == said["emulator"] == str(own)
 
     def test_machine_with_more_vcpus_than_cpus_is_reported(self, launchers: Both) -> None:
-        """Its vCPUs share the CPUs there are, none runs elsewhere, and the agent reports the reason."""
+        """If a machine has more vCPUs than CPUs, all share them and the agent reports the reason."""
         for node, machine in launched(launchers, "crowded", Guest(2).running(), cpus=1):
             until_published(node.agent, "crowded", cpus="1", oneToOne=False)
             until_reason(node.agent, "wanted 2 CPUs", "crowded")
@@ -80,7 +80,7 @@ class TestOnOneCPU:
 
 @pytest.fixture(scope="class")
 def waited(both_nodes: Both) -> tuple[Launchers, Machine, Machine]:
-    """Start two machines for which the agent waits: one with unnamed vCPU threads, one with a paused guest."""
+    """Start two machines for which the agent waits: unnamed vCPU threads, and a paused guest."""
     node = both_nodes[1]
     unnamed, paused = node.launch("unnamed", Guest(2, is_named=False)), node.launch("paused", Guest(2))
     until_reason(node.agent, "libvirt", "paused")
@@ -94,7 +94,7 @@ class TestOnBothCPUs:
     CONFIG: ClassVar[dict[str, Any]] = {"observe": True}
 
     def test_each_vcpu_gets_one(self, launchers: Both) -> None:
-        """Once the guest runs, each vCPU has a CPU; the emulator and an iothread keep both."""
+        """Once the guest runs, each vCPU has its own CPU; the emulator and an iothread keep both."""
         for node, machine in launched(launchers, "pair", Guest(2, iothreads=("iothread1",)).running()):
             pinned(node, machine, [0, 1])
             seen, said = see(machine.truth()), published_vm(node.agent, "pair")
@@ -140,7 +140,7 @@ class TestOnBothCPUs:
     def test_migrated_machine_is_pinned_at_both_ends(
         self, launchers: Both, local: str, other: str, pins: tuple[int, ...], emulator: CPUSet
     ) -> None:
-        """Until it goes over and when it has, each vCPU is on its CPU, and a migration's own threads are with the emulator."""
+        """During and after a migration each vCPU is on its CPU; threads of the migration run with the emulator."""
         nodes = {local: launchers[0], other: launchers[1]}
         guest = Guest(len(pins), iothreads=("iothread1",)).running()
         source = nodes["source"].launch("source", guest, cpus=2)
@@ -165,7 +165,7 @@ class TestOnBothCPUs:
         pinned(nodes["target"], target, list(pins))
 
     def test_plugged_vcpu_gets_its_cpu(self, launchers: Both) -> None:
-        """It has the guest's last place and is the second of two; the first one stays where it was."""
+        """A hot-plugged vCPU with the last index gets the second CPU, and the first vCPU keeps its own."""
         machines = launched(launchers, "grows", Guest(1, most=4).running(), cpus=2)
         firsts = []
         for node, machine in machines:
@@ -178,7 +178,7 @@ class TestOnBothCPUs:
             assert machine.truth().indexes == (0, 3)
 
     def test_isolated_emulator_keeps_house(self, launchers: Both) -> None:
-        """Threads that virt-handler moved stay on the emulator's CPU; the vCPU has the other one alone."""
+        """Threads that virt-handler moved stay on the housekeeping CPU, and the vCPU alone has the other one."""
         for node, machine in launched(launchers, "housed", Guest(1, iothreads=("iothread1",)), cpus=2):
             container, truth = node.compute("housed"), machine.truth()
             keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
@@ -190,9 +190,9 @@ class TestOnBothCPUs:
             assert "iothread" in published_vm(node.agent, "housed")["note"]
 
     def test_waits_for_a_guest_are_bounded(self, waited: tuple[Launchers, Machine, Machine]) -> None:
-        """A guest that does not run is pinned after half a minute; unidentified vCPUs are not, with a reason."""
+        """A guest that does not run is pinned after half a minute; unidentified vCPUs are not pinned, with a reason."""
         node, unnamed, paused = waited
         pinned(node, paused, [0, 1])
-        until_reason(node.agent, "no thread is called", "unnamed", 2 * SECONDS)
+        until_reason(node.agent, "no thread has the name", "unnamed", 2 * SECONDS)
         assert see(unnamed.truth()).is_all_on(BOTH)
         assert published_vm(node.agent, "unnamed")["vcpus"] == []

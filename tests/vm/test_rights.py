@@ -1,4 +1,4 @@
-"""The agent's reading of a machine with exactly the capabilities of the manifests."""
+"""Reading of a machine with exactly the agent's capabilities in the manifests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def capabilities(file: Path) -> list[str]:
 
 
 def look(machine: Machine, file: Path) -> Any:
-    """Return the findings of a root process with the capabilities of a manifest."""
+    """Return what a root process with the capabilities of a manifest finds."""
     kept = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities(file))])
     command = ["setpriv", f"--bounding-set={kept}", "--no-new-privs", sys.executable, "-m", "tests.vm.look"]
     done = subprocess.run([*command, str(machine.pid)], capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def look(machine: Machine, file: Path) -> Any:
 
 
 def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> None:
-    """SYS_NICE is enough to find and move named threads, as KubeVirt's are."""
+    """SYS_NICE suffices to find and move named threads, as KubeVirt's are."""
     machine = start(Guest(2))
     found = look(machine, BASE)
     assert (found["toldBy"], found["reason"]) == ("names", "")
@@ -55,11 +55,11 @@ def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> Non
     ("file", "reason"),
     [
         pytest.param(BASE, "may not be read (component vm-probe)", id="base"),
-        pytest.param(PROBE, "it has no vCPU of KVM open", id="vm-probe"),
+        pytest.param(PROBE, "it has no KVM vCPU open", id="vm-probe"),
     ],
 )
 def test_probe_needs_its_component(start: Start, file: Path, reason: str) -> None:
-    """Where only the probe could identify vCPUs the reason names its component."""
+    """If only the probe could identify vCPUs, the reason names the component that grants its capability."""
     found = look(start(Guest(2, is_named=False)), file)
     assert (found["toldBy"], found["vcpus"]) == ("", [])
     assert reason in found["reason"]

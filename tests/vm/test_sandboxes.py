@@ -1,4 +1,4 @@
-"""Machines as Kata starts them: every thread, wherever its cgroup, runs on the CPUs of the sandbox's containers together."""
+"""Machines of Kata: every thread, in any cgroup, runs on the union of the CPUs of the sandbox's containers."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CP
 
 
 def on(what: str, machine: Machine, cpus: CPUSet) -> None:
-    """Wait until every thread of QEMU may run on these CPUs, and nowhere else."""
+    """Wait until every thread of QEMU has exactly these CPUs."""
     until(f"{what} on {cpus}", lambda: see(machine.truth()).is_all_on(cpus))
 
 
 def beside(node: ContainerdNode, name: str = "vm") -> CPUSet:
-    """Return the masks of the shim and virtiofsd of a sandbox."""
+    """Return the masks of the shim and virtiofsd of a sandbox; no CPUs while one of them starts another program."""
     key = node.sandboxes[name].id
     lines = {pid: line for pid, line in command_lines() if key in line and "qemu" not in line}
-    assert len(lines) == 3
-    return union(allowed(tid) for pid in lines for tid in tasks(pid))
+    return union(allowed(tid) for pid in lines for tid in tasks(pid)) if len(lines) == 3 else CPUSet()
 
 
 def command_lines() -> list[tuple[int, str]]:
@@ -53,14 +52,14 @@ def command_lines() -> list[tuple[int, str]]:
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has exited
                 line = (folder / "cmdline").read_text(encoding="utf-8", errors="replace")
                 found.append((int(folder.name), line))
     return found
 
 
 def sent(node: ContainerdNode, container: str = "app", name: str = "vm") -> str:
-    """Return the cpuset that the runtime remembers of a container."""
+    """Return the cpuset of a container in the runtime's record."""
     request = api_pb2.ContainerStatusRequest(container_id=node.containers[name, container])
     answer = node.containerd.call("ContainerStatus", request, api_pb2.ContainerStatusResponse)
     return str(answer.status.resources.linux.cpuset_cpus)
@@ -70,7 +69,7 @@ def sent(node: ContainerdNode, container: str = "app", name: str = "vm") -> str:
 def test_sandbox_without_claims_runs_on_shared_cpus(
     sandboxes: ContainerdNode, words: Mapping[str, str]
 ) -> None:
-    """All processes of a sandbox without claims run on the shared CPUs, and get back those that become free."""
+    """All processes of a sandbox without claims run on the shared CPUs, also on CPUs that become free."""
     machine = sandboxes.sandbox("vm", Guest(2, iothreads=("io0",)), {"app": 0}, words=words)
     sandboxes.start("vm", "app")
     on("alone", machine, BOTH)
@@ -84,7 +83,7 @@ def test_sandbox_without_claims_runs_on_shared_cpus(
 
 @pytest.mark.parametrize("words", [{}, OVERHEAD], ids=["in-one-cgroup", "in-two"])
 def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, words: Mapping[str, str]) -> None:
-    """All threads of a sandbox run on its owner's CPU, and on the shared CPUs without one."""
+    """All threads of a sandbox run on the CPU of its exclusive container, and on the shared CPUs without one."""
     machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1, "side": 0}, EXCLUSIVE, words)
     sandboxes.start("vm", "app", quota=PERIOD)
     sandboxes.start("vm", "side", quota=PERIOD // 2)
@@ -110,11 +109,11 @@ def test_threads_without_names_are_confined_too(sandboxes: ContainerdNode) -> No
     machine = sandboxes.sandbox("vm", Guest(2, is_named=False), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
-    until_reason(sandboxes.agent, "no thread is called a vCPU")
+    until_reason(sandboxes.agent, "no thread has the name of a vCPU")
 
 
 def test_sandbox_that_may_grow_is_sent_no_cpuset(sandboxes: ContainerdNode) -> None:
-    """Without a quota Kata would add vCPUs for a cpuset, so it is sent none: affinity alone keeps the threads in place."""
+    """A sandbox without a quota is sent no cpuset, for which Kata would add vCPUs; affinity confines its threads."""
     machine = sandboxes.sandbox("vm", Guest(1, most=4), {"app": 1}, EXCLUSIVE, OVERHEAD)
     sandboxes.start("vm", "app")
     on("with an owner", machine, OWN)
@@ -160,7 +159,7 @@ def test_foreign_update_is_undone(sandboxes: ContainerdNode) -> None:
 def test_booting_machine_leaves_what_others_own(
     sandboxes: ContainerdNode, words: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """Before its sandbox is READY every thread is on the shared CPUs; once it is, the machine gets what it claims."""
+    """A booting machine is confined to the shared CPUs until its sandbox is READY, and then gets its claimed CPUs."""
     sandboxes.launch("owner", Guest(1))
     until_published(sandboxes.agent, "owner", oneToOne=True)
     booted = tmp_path / "booted"
@@ -185,7 +184,7 @@ def test_booting_machine_leaves_what_others_own(
 
 
 def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, tmp_path: Path) -> None:
-    """A machine that boots alone is on every CPU, and leaves that of an owner which the runtime makes over NRI."""
+    """A booting machine that is on every CPU leaves the CPU of an owner that starts over NRI."""
     node = nri_sandboxes
     until_equal("start path", lambda: node.agent.state()["startPath"], "nri")
     booted = tmp_path / "booted"
@@ -208,13 +207,13 @@ def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, t
 
 
 def booting_qemu(node: ContainerdNode) -> int | None:
-    """Return the VMM that Kata's shim started for this containerd and the runtime does not list."""
+    """Return the VMM of this containerd that Kata's shim has started and the runtime does not list yet."""
     folder = str(node.containerd.directory / "kata")
     return next((pid for pid, line in command_lines() if folder in line and "qemu-system" in line), None)
 
 
 def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
-    """The local runtime too puts a sandbox on its CPU, and one without claims off it."""
+    """A sandbox of the local runtime runs on its claimed CPU, and one without claims on the shared CPUs."""
     free = local_node.sandbox("free", Guest(2, iothreads=("io0",)), {})
     on("alone", free, BOTH)
     machine = local_node.sandbox("vm", Guest(1, iothreads=("io0",)))
@@ -226,7 +225,7 @@ def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
 
 
 def test_reset_frees_every_thread_of_a_local_sandbox(local_node: LocalNode) -> None:
-    """The command runs after the agent, which it knows nothing of: vCPUs, I/O threads and vhost get every CPU back."""
+    """After the agent's end `--reset` gives every CPU to vCPUs, I/O threads and vhost threads of a local sandbox."""
     guest = Guest(1, iothreads=("io0",), vsock=VSOCK if VHOST.exists() else 0)
     machine = local_node.sandbox("vm", guest)
     until_published(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
@@ -243,11 +242,11 @@ def test_reset_frees_every_thread_of_a_local_sandbox(local_node: LocalNode) -> N
 
 
 class TestShared:
-    """With `vmThreads: shared` everything but the vCPUs runs on the shared CPUs."""
+    """With `vmThreads: shared` all threads except vCPUs run on the shared CPUs."""
 
     @pytest.fixture(autouse=True)
     def shared(self, node_config: dict[str, object]) -> None:
-        """Configure the agent before the node is made."""
+        """Set `vmThreads: shared` before the node is created."""
         node_config["vmThreads"] = "shared"
 
     def test_vcpus_alone_are_on_the_containers_cpus(self, sandboxes: ContainerdNode) -> None:

@@ -45,7 +45,7 @@ def config(documents: list[Object], part: str, key: str = "config.yaml") -> Any:
 
 
 def test_without_flags_it_is_the_overlay_for_labelled_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every object of the overlay, CMK's own numbers, and how to label the nodes."""
+    """Without flags the whole overlay is printed, with CMK's numbers and the command that labels the nodes."""
     documents, told = printed(capsys)
     carried = [it for it in yaml.safe_load_all(FILE.read_text(encoding="utf-8")) if it]
     assert [it["kind"] for it in documents] == [it["kind"] for it in carried]
@@ -94,7 +94,7 @@ def test_the_namespace_of_corepin_is_printed_with_its_label(capsys: pytest.Captu
 
 @pytest.mark.parametrize("place", ["cmk-agents", "telco", "kubernetes-agents"])
 def test_another_namespace_is_not_printed(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The warnings say how to create it, and what holds for every pod in it; all other objects are printed."""
+    """A chosen namespace is not printed; warnings say how to create it and what applies to every pod in it."""
     documents, told = printed(capsys, HOSTS, f"--namespace={place}")
     everything, _ = printed(capsys)
     assert [it["metadata"]["name"] for it in documents if it["kind"] == "Namespace"] == ["corepin-system"]
@@ -129,7 +129,7 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its numbers stand beside those of all nodes; without a group the numbers are of all, with a warning."""
+    """A group's numbers get a key of their own; without a group they apply to all nodes, with a warning."""
     documents, told = printed(capsys, HOSTS, "--num-exclusive-cores=6", "--cpu-group=big")
     assert config(documents, "agent")["pools"]["exclusive_cores"] == 4
     assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6
@@ -175,7 +175,7 @@ def test_directory_and_account_reach_the_injection(capsys: pytest.CaptureFixture
 
 
 def test_obsolete_flags_are_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """CMK's obsolete flags are accepted with a warning, so that scripts go on to work."""
+    """CMK's obsolete flags are accepted with a warning, so that existing scripts work."""
     before, _ = printed(capsys)
     flags = ("--cmk-cmd-list=init,reconcile", "--cafile=/ca.crt", "--insecure=False", "--conf-dir=/etc/cmk")
     documents, told = printed(capsys, HOSTS, *flags)
@@ -188,24 +188,24 @@ def test_obsolete_flags_are_accepted_with_a_warning(capsys: pytest.CaptureFixtur
     ("flag", "message"),
     [
         ("--host-list=,", "--host-list: ',' names no node: write for example node-1,node-2"),
-        ("--host-list=Node 1", "--host-list: 'Node 1' is no name of Kubernetes"),
+        ("--host-list=Node 1", "--host-list: 'Node 1' is not a valid Kubernetes name"),
         ("--num-exclusive-cores=0", "0 leaves no core that could be exclusive: write 1 or more"),
         (
             "--cpu-group=../a",
-            "--cpu-group: '../a' is no name of a group: write up to 63 letters, digits, -, _",
+            "--cpu-group: '../a' is not a valid group name: write up to 63 letters, digits, -, _",
         ),
-        ("--num-shared-cores=-1", "--num-shared-cores: '-1' is no number of cores: write for example 4"),
+        ("--num-shared-cores=-1", "--num-shared-cores: '-1' is not a number of cores: write for example 4"),
         ("--exclusive-mode=fast", "--exclusive-mode: 'fast' is unknown: write packed"),
         ("--cmk-img=cmk:v1.5.2", "'cmk:v1.5.2' is an image of Intel CMK: name yours of corepin"),
         ("--cmk-img=registry.example/cmk", "is an image of Intel CMK"),
-        ("--cmk-img=a b", "--cmk-img: 'a b' is no image"),
+        ("--cmk-img=a b", "--cmk-img: 'a b' is not an image"),
         (
             "--cmk-img-pol=Sometimes",
             "--cmk-img-pol: 'Sometimes' is unknown: write IfNotPresent, Always, Never",
         ),
-        ("--install-dir=bin", "--install-dir: 'bin' is no directory of a host: write for example /opt/bin"),
-        ("--install-dir=/", "is no directory of a host"),
-        ("--install-dir=/opt/../etc", "is no directory of a host"),
+        ("--install-dir=bin", "--install-dir: 'bin' is not a host directory: write for example /opt/bin"),
+        ("--install-dir=/", "is not a host directory"),
+        ("--install-dir=/opt/../etc", "is not a host directory"),
         ("--namespace=default", "--namespace: 'default' is where pods run that name no namespace: "),
         ("--namespace=cmk-namespace", "'cmk-namespace' is where CMK's samples run the pods of its users: "),
         ("--namespace=corepin-system", "'corepin-system' is the webhook's: "),
@@ -216,17 +216,17 @@ def test_obsolete_flags_are_accepted_with_a_warning(capsys: pytest.CaptureFixtur
         ("--namespace=kube-of-a-tenant", "'kube-of-a-tenant' is part of Kubernetes"),
         (
             "--namespace=a.b",
-            "'a.b' is no name of a namespace: write up to 63 lower-case letters, digits and -",
+            "'a.b' is not a valid namespace name: write up to 63 lower-case letters, digits and -",
         ),
-        (f"--namespace={'a' * 64}", "is no name of a namespace"),
-        ("--namespace=", "'' is no name of a namespace"),
-        ("--saname=Mine", "--saname: 'Mine' is no name of Kubernetes"),
+        (f"--namespace={'a' * 64}", "is not a valid namespace name"),
+        ("--namespace=", "'' is not a valid namespace name"),
+        ("--saname=Mine", "--saname: 'Mine' is not a valid Kubernetes name"),
         ("--excl-non-isolcpus=5-3", "--excl-non-isolcpus: "),
         ("--reserved-cpus=5-3", "--reserved-cpus: "),
     ],
 )
 def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message has flag, value and remedy, and no object is printed that could be applied by mistake."""
+    """A wrong flag is refused with flag, value and remedy; no object is printed that could be applied by mistake."""
     hosts = () if flag.startswith("--host-list") else (HOSTS,)
     assert main(["cmk", "cluster-init", *hosts, flag]) == 2
     shown = capsys.readouterr()

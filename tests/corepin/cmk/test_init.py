@@ -204,7 +204,7 @@ def test_a_real_xeon_d(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("--reserved-cpus=a", "--reserved-cpus: "),
         ("--reserved-cpus=", "--reserved-cpus: '' names no CPU"),
         ("--reserved-cpus=-1", "--reserved-cpus: '-1' names no CPU"),
-        ("--num-exclusive-cores=many", "--num-exclusive-cores: 'many' is no number of cores"),
+        ("--num-exclusive-cores=many", "--num-exclusive-cores: 'many' is not a number of cores"),
         ("--shared-mode=random", "--shared-mode: 'random' is unknown: write packed"),
         ("--reserved-cpus=0-3", "--num-exclusive-cores: 4 cores are wanted, 0 are left"),
     ],

@@ -140,7 +140,7 @@ def api() -> Iterator[ApiServer]:
             api.create_namespace(place)
         for kind in ("nodereport", "reconcilereport"):
             put(api, [definition(kind)])
-            api.kubectl("wait", "--for=condition=Established", f"crd/cmk-{kind}s.intel.com")
+            api.kubectl("wait", "--for=condition=Established", "--timeout=180s", f"crd/cmk-{kind}s.intel.com")
         yield api
 
 
@@ -217,7 +217,7 @@ def test_the_script_deletes_all_of_cmk_and_nothing_else(
 def test_definitions_that_corepin_took_over_stay(here: ApiServer) -> None:
     """CRDs with corepin's label stay, and reports in agents' namespaces; reports elsewhere are CMK's leftovers."""
     put(here, [definition(kind, OURS) for kind in ("nodereport", "reconcilereport")])
-    here.kubectl("wait", "--for=condition=Established", "crd/cmk-nodereports.intel.com")
+    here.kubectl("wait", "--for=condition=Established", "--timeout=180s", "crd/cmk-nodereports.intel.com")
     put(here, [made("apps/v1", "DaemonSet", "corepin-agent", "agents", AGENTS, spec=APP)])
     put(
         here,
@@ -245,6 +245,7 @@ def test_what_the_caller_may_not_list_is_not_taken_for_gone(
     role = made(RBAC, "ClusterRole", "maps", rules=rules)
     here.kubectl("apply", "-f", "-", input=json.dumps(role))
     here.kubectl("create", "clusterrolebinding", "maps", "--clusterrole=maps", "--user=reader")
+    here.until_may_list("reader", "configmaps", "daemonsets.apps")
     with kube_client() as client:
         client.headers["Impersonate-User"] = "reader"
         found, nodes, unread = find(client)

@@ -91,7 +91,7 @@ def names(api: ApiServer, place: str, kinds: str) -> list[str]:
 def test_a_namespace_with_objects_of_others_is_refused(
     here: ApiServer, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One object of any kind is enough; the refusal names it, and neither namespace nor cluster is changed."""
+    """A namespace with one foreign object of any kind is refused, naming the object, and the cluster is not changed."""
     place = f"with-{kind.lower()}"
     here.create_namespace(place)
     put(here, place, kind)
@@ -108,7 +108,7 @@ def test_a_namespace_with_objects_of_others_is_refused(
 
 @pytest.mark.server
 def test_the_namespace_of_corepin_is_checked_too(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the flag a pod of others in `corepin-agent` is found; the default ServiceAccount counts nowhere."""
+    """The default namespace `corepin-agent` is refused too if it has a foreign pod; its default account is ignored."""
     here.create_namespace("corepin-agent")
     put(here, "corepin-agent", "Pod")
     assert init("corepin-agent") == 2
@@ -122,7 +122,7 @@ def test_the_namespace_of_corepin_is_checked_too(here: ApiServer, capsys: pytest
 def test_a_namespace_that_is_created_has_the_label(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It keeps the label when the command is repeated, beside pods of ours, and is not written a third time."""
+    """A repeated command accepts corepin's own pods there, keeps the label, and does not write an unchanged namespace."""
     assert init("made") == 0
     assert labels(here, "made")[LABEL] == "cluster-init"
     assert labels(here, "made")["pod-security.kubernetes.io/enforce"] == "privileged"
@@ -146,7 +146,7 @@ def test_a_namespace_that_is_created_has_the_label(
 
 @pytest.mark.server
 def test_a_namespace_that_existed_gets_no_label(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty one is used; what `uninstall` and the printed objects delete leaves it."""
+    """An existing empty namespace is used without our label, and `uninstall` and deletion of the objects leave it."""
     here.kubectl("create", "namespace", "empty")
     assert init("empty") == 0
     assert LABEL not in labels(here, "empty")
@@ -167,7 +167,7 @@ def test_a_namespace_that_existed_gets_no_label(here: ApiServer, capsys: pytest.
 def test_the_label_on_a_namespace_of_users_counts_for_nothing(
     here: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither is it taken for the agents, nor does `uninstall` print a command that deletes it."""
+    """A users' namespace with our label is refused for the agents, and `uninstall` never prints how to delete it."""
     assert init("claimed") == 0
     put(here, "claimed", "Service")
     capsys.readouterr()
@@ -179,7 +179,7 @@ def test_the_label_on_a_namespace_of_users_counts_for_nothing(
 
 @pytest.mark.server
 def test_a_second_installation_is_refused(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """The DaemonSet is found by its labels in any namespace and by any name, before anything is created."""
+    """A second installation is refused before any write: its DaemonSet is found by labels in every namespace."""
     here.kubectl("create", "namespace", "first")
     agents = OURS | {"app.kubernetes.io/component": "agent"}
     put(here, "first", "DaemonSet", agents, "renamed")
@@ -209,7 +209,7 @@ def test_a_namespace_that_is_being_deleted_is_refused(
 def test_a_namespace_that_changes_after_the_check(
     here: ApiServer, moment: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that another client creates is refused without our label; one that was deleted is created without it."""
+    """After the check, a namespace that another client creates is refused, and a deleted one is not labelled."""
     place = f"just-{moment}"
     if moment == "deleted":
         here.kubectl("create", "namespace", place)
@@ -250,7 +250,7 @@ def finalized(place: str) -> str:
 def test_what_the_caller_may_not_read_is_not_taken_for_empty(
     here: ApiServer, rules: list[tuple[str, str]], unknown: str
 ) -> None:
-    """The refusal says what is not known, and that nothing was changed."""
+    """If a kind cannot be listed the check fails; the message says what is unknown and that nothing was changed."""
     here.kubectl("create", "namespace", "closed", check=False)
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -262,6 +262,7 @@ def test_what_the_caller_may_not_read_is_not_taken_for_empty(
     here.kubectl(
         "create", "clusterrolebinding", "reader", "--clusterrole=reader", "--user=reader", check=False
     )
+    here.until_may_list("reader", *(f"{kind}.{group}" for group, kind in rules))
     with kube_client() as client:
         client.headers["Impersonate-User"] = "reader"
         with pytest.raises(CommandFailed, match=f"403.*{unknown} is not known, and nothing was changed"):
@@ -270,7 +271,7 @@ def test_what_the_caller_may_not_read_is_not_taken_for_empty(
 
 @pytest.mark.server
 def test_a_full_namespace_costs_a_bounded_number_of_small_answers(here: ApiServer) -> None:
-    """200 pods cost one object where the first of others is the last by name, else one empty list a kind."""
+    """The check of a namespace with 200 pods reads one object, or one empty list a kind if none is foreign."""
     here.create_namespace("full")
     sizes: list[int] = []
     with kube_client() as client:
@@ -294,7 +295,7 @@ def test_a_full_namespace_costs_a_bounded_number_of_small_answers(here: ApiServe
 
 
 def test_the_rest_of_an_uninstall_names_its_namespace() -> None:
-    """Also where an earlier version took one that is refused today: there by labels, and never the namespace."""
+    """The remaining commands of an uninstall delete by label in a foreign namespace, and never the namespace itself."""
     assert the_rest("corepin-agent", is_ours=True) == (
         "the rest: corepin cmk cluster-init --all-hosts | kubectl delete --ignore-not-found -f -",
     )

@@ -42,7 +42,7 @@ REPORTS = {
 def test_what_the_agent_knows_is_shown(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As JSON with two spaces, and process ids as numbers."""
+    """The commands print the agent's state as JSON with an indent of two, process ids as numbers."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         assert main(["cmk", action, "--socket", path]) == 0
     shown = capsys.readouterr()
@@ -72,7 +72,9 @@ def test_what_the_agent_wrote_says_the_same() -> None:
 )
 def test_damaged_objects_are_one_line(written: dict[str, Any], topology: str) -> None:
     """A damaged object is one line with node and remedy, without a traceback."""
-    with pytest.raises(Exception, match="node n: what its agent wrote is of another version of corepin, or"):
+    with pytest.raises(
+        Exception, match="node n: the data of its agent is from another version of corepin, or"
+    ):
         view_of_objects("n", topology, written, {})
 
 
@@ -104,10 +106,10 @@ def test_interval_shows_it_again(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("reconcile", "--interval=soon", NOBODY), "--interval: 'soon' is no duration up to 24h"),
-        (("node-report", "--namespace=A B", NOBODY), "--namespace: 'A B' is no name of Kubernetes"),
-        (("describe", "--node=../pods", NOBODY), "--node: '../pods' is no name of Kubernetes"),
-        (("discover", "--node=../pods"), "--node: '../pods' is no name of Kubernetes"),
+        (("reconcile", "--interval=soon", NOBODY), "--interval: 'soon' is not a duration up to 24h"),
+        (("node-report", "--namespace=A B", NOBODY), "--namespace: 'A B' is not a valid Kubernetes name"),
+        (("describe", "--node=../pods", NOBODY), "--node: '../pods' is not a valid Kubernetes name"),
+        (("discover", "--node=../pods"), "--node: '../pods' is not a valid Kubernetes name"),
     ],
 )
 def test_flags_that_cannot_be_read_are_refused(
@@ -119,8 +121,8 @@ def test_flags_that_cannot_be_read_are_refused(
 
 
 def test_cmks_configuration_directory_is_accepted_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    """As its 1.4 had it; without an agent the command says what is missing."""
+    """CMK's flag --conf-dir has no effect but a warning; without an agent the error says to start one."""
     assert main(["cmk", "describe", "--conf-dir=/etc/cmk", "--socket=/nonexistent"]) == 2
     told = capsys.readouterr().err
-    assert "--conf-dir has no effect: the agent of the node keeps what was in it" in told
+    assert "--conf-dir has no effect: the agent of the node stores the data of that directory" in told
     assert "/nonexistent: No such file or directory: start `corepin agent` here" in told

@@ -15,6 +15,7 @@ from corepin.cli import kubectl, main
 from corepin.node.kube_access import cluster_access
 from tests.corepin.node.connect_proxy import ConnectProxy, connect_proxy
 from tests.dashboard.running import dashboard, install_account
+from tests.environments import plain_http
 from tests.environments.server.apiserver import ApiServer
 from tests.environments.server.catalog import NEWEST
 
@@ -110,7 +111,7 @@ def test_dashboard_watches_through_the_proxy(
     url = proxy.url.replace("http://", "http://me:secret@")
     config = point(install_account(api), server=AWAY, proxy_url=url, tls_server_name="localhost")
     with dashboard(api, config, "proxied") as found:
-        assert httpx.get(f"{found.url}healthz").text == "ok\n"
+        assert plain_http.get(f"{found.url}healthz").text == "ok\n"
     assert set(proxy.asked) == {(ASKED[0], "Basic bWU6c2VjcmV0")}
 
 

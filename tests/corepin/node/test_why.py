@@ -13,7 +13,7 @@ from agent.report.events import event_document, events_between
 from agent.report.pod_status import pod_status
 from corepin.cli import kubectl, main
 from corepin.node.pod_timeline import Entry, agent_status, timeline_of
-from pinning.contract import CMK_INJECTED, GATE_CONTAINER, GUARDED, STATUS_CPUS
+from pinning.contract import CMK_INJECTED, CRANE_CPU_MANAGER, GATE_CONTAINER, GUARDED, STATUS_CPUS
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
 from tests.corepin.nodes import api_objects
@@ -35,8 +35,9 @@ def shown(document: Pod, *others: Pod, **state: Any) -> tuple[dict[str, Any], li
     ]
     metadata = own | {"annotations": {**own["annotations"], STATUS_CPUS: text}}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-20T10:00:01Z"}
-    running = {"name": "main", "state": {"running": {"startedAt": "2026-11-20T10:00:05Z"}}}
-    status = {"phase": "Running", "conditions": [scheduled], "containerStatuses": [running]}
+    state_running = {"running": {"startedAt": "2026-11-20T10:00:05Z"}}
+    statuses = [{"name": it["name"], "state": state_running} for it in document["spec"]["containers"]]  # type: ignore[index,union-attr]
+    status = {"phase": "Running", "conditions": [scheduled], "containerStatuses": statuses}
     return {
         "metadata": metadata,
         "spec": {**(document["spec"] or {}), "nodeName": "node-1"},
@@ -102,7 +103,7 @@ def test_decision_outlives_its_event() -> None:
 
 
 def test_timeline_has_the_shared_cpus_of_a_container() -> None:
-    """The shared CPUs of a container follow the decision about its own, whether its event still exists or not."""
+    """The line about shared CPUs follows the one about the container's own CPUs, also after its event has expired."""
     asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
     pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
     sharing = (
@@ -158,8 +159,22 @@ def test_devices_are_among_the_proofs() -> None:
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"]["devices"] = [{"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}]
     pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
-    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
-    assert ("proof", "main runs beside a.b/c on NUMA node 1") in entries
+    assert (WHEN, "proof", "main runs beside a.b/c on NUMA node 1") in timeline_of(pod, []).entries
+
+
+def test_timeline_has_the_moments_of_devices() -> None:
+    """The kubelet was asked for the devices and named them before the container was placed, or moved, beside them."""
+    pod, events = shown(bound("web", annotations=EXCLUSIVE))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    asked, named = WHEN.replace("10:00:00", "09:59:58"), WHEN.replace("10:00:00", "09:59:59")
+    device = {"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}
+    status["containers"]["main"] |= {"devices": [device], "devicesAsked": asked, "devicesNamed": named}
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    entries = [it for it in timeline_of(pod, events).entries if asked <= it.time and it.stage != "start"]
+    assert [(it.time, it.stage) for it in entries[:2]] == [(asked, "devices"), (named, "devices")]
+    assert entries[0].message == "the agent asked the kubelet for the devices of main"
+    assert entries[1].message == "the kubelet has named the devices of main"
+    assert all(it.time >= named for it in entries if it.stage in ("decision", "proof"))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +192,7 @@ def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: 
 
 
 def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
-    """Without the admission policy users can write anything into the annotation, also text that is no list of CPUs."""
+    """Without the admission policy users can write anything into the annotation, also text that is not a list of CPUs."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"] |= {"origin": "dra", "claims": ["x"], "numaNodes": [0], "cpus": "zzz"}
@@ -187,7 +202,7 @@ def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
 
 
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
-    """The status says it after the API server has forgotten the event, which says it before; another one's does not."""
+    """An uncounted claim is one entry of the timeline: from its event, or from the status once the event expired."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"]["uncounted"] = "it requests 0 corepin.io/isolated-cores"
@@ -353,8 +368,9 @@ def test_warnings_of_others_are_part_of_it() -> None:
 def test_the_guide_shows_it_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The timeline in the user guide is what the command prints."""
-    pod, events = shown(bound("web", annotations=ISOLATE), when=LATER)
+    """The timeline in the user guide is what the command prints about the guide's first pod."""
+    containers = container("app", {"cpu": 2, "memory": "1Gi"}), container("log")
+    pod, events = shown(bound("web", *containers, annotations={CRANE_CPU_MANAGER: "exclusive"}), when=LATER)
     monkeypatch.setenv("COLUMNS", "200")
     with api_objects(tmp_path, served(pod, events)) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
@@ -424,7 +440,7 @@ def test_name_of_no_pod_is_refused(
 
 
 def test_two_namespaces_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither of them may be ignored: a pod of that name may exist in both."""
+    """A namespace in the pod's name that differs from --namespace is an error, because both may have such a pod."""
     assert main(["why", "a/web", "-n", "b"]) == 2
     error = "corepin why: 'a/web' and --namespace 'b' name two namespaces: leave one out\n"
     assert capsys.readouterr().err == error
@@ -461,7 +477,7 @@ def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
 
 @pytest.mark.parametrize(("tries", "often"), [(1, "1 time"), (3, "3 times")])
 def test_claim_that_the_kubelet_does_not_ask_for_is_what_the_pod_waits_for(tries: int, often: str) -> None:
-    """The time shown is that at which the claim got its CPUs."""
+    """The wait is shown with the time at which the claim got its CPUs."""
     timeline = timeline_of(with_claim(waits=WHEN, tries=tries), [])
     assert timeline.waits == (
         f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; reminded {often}",

@@ -66,7 +66,7 @@ def test_each_thread_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_siblings_of_the_guest_are_siblings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A guest with threads has its cores on cores, and the pool of I/O threads and the emulator what is left."""
+    """Guest cores with threads get host cores; the pool of I/O threads and the emulator get the remaining CPUs."""
     document = vmi("cores: 2, threads: 2, isolateEmulatorThread: true", POOL % 2, PARITY)
 
     (vm,) = machines(capsys, tmp_path, document).values()
@@ -76,7 +76,7 @@ def test_siblings_of_the_guest_are_siblings(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_every_kind_of_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Machines in templates are read where they stand, their disks too; pods have no vCPUs."""
+    """Machines inside of templates are read with their disks; pods have no vCPUs."""
     template = (
         "template: {spec: {domain: {memory: {guest: 1Gi}, cpu: {cores: 2, dedicatedCpuPlacement: true}, %s}}}"
     )
@@ -113,7 +113,7 @@ def test_every_kind_of_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_iothreads_are_counted_as_kubevirt_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], domain: str, cpu: str, count: int
 ) -> None:
-    """The policy, the disks and the CPU request decide how many there are."""
+    """The number of I/O threads follows from policy, disks and CPU request, as in KubeVirt."""
     (vm,) = machines(capsys, tmp_path, vmi(cpu, domain)).values()
 
     assert len(vm["iothreads"]) == count
@@ -144,7 +144,7 @@ def test_no_machine_is_half_placed(
 
     (vm,) = machines(capsys, tmp_path, document, flags=flags).values()
     assert (vm["oneToOne"], vm["reason"], vm["vcpus"], vm["emulator"]) == (False, reason, [], "")
-    assert f"/compute: its vCPUs cannot be pinned one by one: {reason}" in text(
+    assert f"/compute: its vCPUs cannot be pinned one to one: {reason}" in text(
         capsys, tmp_path, document, flags=flags
     )
 
@@ -175,7 +175,7 @@ def test_strict_guests_do_not_cross_nodes(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_require_cannot_have_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """People read it among the warnings, and programs beside the places."""
+    """A `require` that cannot be met is a warning in the text, and a note of the machine in JSON."""
     document = vmi("cores: 2", metadata="annotations: {smt-policy.corepin.io/pod: require}")
 
     (vm,) = machines(capsys, tmp_path, document).values()

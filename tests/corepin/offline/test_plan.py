@@ -85,7 +85,7 @@ def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """p2 stands before p10, who shares its CPUs is called so, and the text's shared set is that of the JSON."""
+    """Names sort by number (p2 before p10), `share` is named, and text and JSON have the same shared set."""
     pods = (pod("name: p10", policy="share"), pod("name: p2", policy="exclusive"))
     *_, last = lines(capsys, tmp_path, *pods)
     assert list(last["assignments"]) == ["default/p2/main", "default/p10/main"]
@@ -192,7 +192,7 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
         "default/vm/compute: exclusive, CPU 4 on NUMA node 1: dedicated CPUs of a virtual machine",
         "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that other containers may use too",
         "refused: default/big/main: NotEnoughCPUs: wanted 20",
-        "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 more than it runs on",
+        "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 besides those that it runs on",
         "default/web/proxy requests 700m CPU beside the pinned containers, and has no CPUs of its own",
     ):
         assert text in words
@@ -293,7 +293,7 @@ spec:
 
 
 def test_bound_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The NUMA node that memory comes from is a field and a word of the reason, and a limit above it a warning."""
+    """JSON and text name the NUMA node that memory is bound to, and warn about a memory limit above its size."""
     root = materialise("qemu-2s4c2t", tmp_path / "machine")
     (root / "sys/devices/system/node/node0/meminfo").write_text("Node 0 MemTotal:  1048576 kB\n")
     given = ["plan", "-f", written(tmp_path, NEAR), "--topology", str(root)]
@@ -389,7 +389,7 @@ def test_a_numa_node_that_the_machine_lacks_is_a_note(
 def test_free_cpus_beside_the_next_device_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are counted as on a node with `nearCPUs`: the minimum beside all free devices, and 0 if no device is free."""
+    """The free CPUs beside the next device are the minimum beside all free devices, and 0 if none is free."""
     given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,1", "-f"]
     pods = [GPU_POD.format(name=name, gpus=1) for name in ("a", "b")]
 
@@ -425,17 +425,17 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
 @table(
     "flag, message",
     {
-        "no domain": ("gpu=0", "'gpu' is no name of a device resource"),
-        "a long one is cut": ("a/b=0" + ",0" * 30_000 + ",x", "...': 'x' is no NUMA node"),
-        "no number": ("nvidia.com/gpu=0,x", "'x' is no NUMA node"),
-        "no nodes": ("nvidia.com/gpu", "'' is no NUMA node"),
-        "a node and none": ("nvidia.com/gpu=0+-1", "'0+-1' is no NUMA node"),
+        "no domain": ("gpu=0", "'gpu' is not the name of a device resource"),
+        "a long one is cut": ("a/b=0" + ",0" * 30_000 + ",x", "...': 'x' is not a NUMA node"),
+        "no number": ("nvidia.com/gpu=0,x", "'x' is not a NUMA node"),
+        "no nodes": ("nvidia.com/gpu", "'' is not a NUMA node"),
+        "a node and none": ("nvidia.com/gpu=0+-1", "'0+-1' is not a NUMA node"),
     },
 )
 def test_a_wrong_device_is_refused(
     flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The flag is shown with what is wrong and an example."""
+    """A wrong device is refused with flag, error and an example."""
     given = ["plan", "-f", written(tmp_path, pod("name: a")), "--topology", machine(tmp_path)]
     assert main([*given, "--device", flag]) == 2
     assert message in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_claims_get_whole_cores_of_the_first_device_with_room(
 
 
 def test_claims_come_after_the_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Pods keep their CPUs, with devices too, and claims get what is left; without --claim no line names claims."""
+    """Pods are placed first, with their devices, and claims get the remaining CPUs; without --claim there are none."""
     source = written(tmp_path, pod("name: a", "4", policy="exclusive"), GPU_POD.format(name="b", gpus=1))
     flags = ("-f", source, "--device", "nvidia.com/gpu=1", "--reserved", "0,8")
     *_, before = planned(tmp_path, capsys, *flags)
@@ -87,7 +87,7 @@ def test_claim_of_a_pod_is_not_one_of_the_flag(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_text_draws_claims_beside_pods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The picture has each claim, the lines say what was asked, and a claim without CPUs is refused."""
+    """The picture shows each claim, the text its requested CPUs, and a claim without room is refused."""
     source = written(tmp_path, pod("name: a", policy="exclusive"))
     words = ["plan", "-f", source, "--topology", machine(tmp_path), "--claim", "1", "--claim", "2"]
     assert main([*words, "--claim", "9"]) == 0
@@ -117,7 +117,7 @@ def test_last_core_of_the_shared_set_is_not_offered(
 
 
 def test_node_that_only_observes_offers_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The agent of a node that only observes is no driver of claims; the message names the setting."""
+    """The agent of a node that only observes is not a driver of claims; the message names the setting."""
     config = tmp_path / "node.yaml"
     config.write_text("observe: true")
     (line,) = planned(tmp_path, capsys, "--config", str(config), "--claim", "2")
@@ -126,16 +126,16 @@ def test_node_that_only_observes_offers_nothing(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("amount", ["0", "-2", "many", "", "10G", "8193", "1e99", "x" * 10_000])
 def test_wrong_number_is_refused(amount: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The flag is shown, truncated, with what it may be and an example."""
+    """A wrong number is refused with the flag, truncated, the accepted range and an example."""
     assert main(["plan", "--topology", machine(tmp_path), f"--claim={amount}"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"corepin plan: --claim '{amount[:37]}")
-    assert "is no number of CPUs from 1 to 8192: write for example --claim 12" in error
+    assert "is not a number of CPUs from 1 to 8192: write for example --claim 12" in error
     assert len(error) < 200
 
 
 def test_too_many_claims_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each is a plan of the whole node."""
+    """Too many claims are refused, because each costs a plan of the whole node."""
     words = ["plan", "--topology", machine(tmp_path), *["--claim=1"] * (MOST_CLAIMS + 1)]
     assert main(words) == 2
     assert (

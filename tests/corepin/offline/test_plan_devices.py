@@ -13,7 +13,7 @@ from tests.corepin.plans import GPU_POD, machine, pod
 
 
 def test_a_file_says_which_devices_a_pod_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Other pods get any device. A device that a pod cannot get is a warning, and unknown pods are noted."""
+    """A pod gets the devices that the file names; impossible devices are a warning, and unknown pods are noted."""
     given = tmp_path / "given.yaml"
     given.write_text(
         "{default/a: {main: {nvidia.com/gpu: [1]}}, default/b: {main: {nvidia.com/gpu: [-1]}},"
@@ -38,16 +38,16 @@ def test_a_file_says_which_devices_a_pod_gets(tmp_path: Path, capsys: pytest.Cap
     ("text", "message"),
     [
         pytest.param("", "has 0 documents instead of one", id="empty"),
-        pytest.param("- a", "\"['a']\" is no mapping of names: write for example", id="a list"),
-        pytest.param("a/b: {c: {d/e: 1}}", "a/b: c: d/e: '1' is no list", id="a number"),
-        pytest.param("a/b: {c: {d/e: [x]}}", "a/b: c: d/e: 'x' is no NUMA node", id="a word"),
-        pytest.param("a/b: {c: }", "a/b: c: 'None' is no mapping of names", id="nothing"),
+        pytest.param("- a", "\"['a']\" is not a mapping of names: write for example", id="a list"),
+        pytest.param("a/b: {c: {d/e: 1}}", "a/b: c: d/e: '1' is not a list", id="a number"),
+        pytest.param("a/b: {c: {d/e: [x]}}", "a/b: c: d/e: 'x' is not a NUMA node", id="a word"),
+        pytest.param("a/b: {c: }", "a/b: c: 'None' is not a mapping of names", id="nothing"),
     ],
 )
 def test_a_wrong_file_of_devices_is_refused(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """File and place are shown with what is wrong."""
+    """A wrong file of devices is refused with file, place and error."""
     given = tmp_path / "given.yaml"
     given.write_text(text)
     words = ["plan", "-f", written(tmp_path, pod("name: a")), "--topology", machine(tmp_path)]

@@ -24,7 +24,7 @@ def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -
 
 @pytest.mark.parametrize("kind", [*(kind for _, kind in TEMPLATES), "ReplicationController"])
 def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
-    """One that states no number brings one, which claims what its template says."""
+    """A workload without a number of replicas adds one pod, with the claims of its template."""
     name = "web" if kind == "DaemonSet" else "web-0"
     events, notes = planned(capsys, tmp_path, workload(kind))
 
@@ -48,7 +48,7 @@ def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, more: str, number: int
 ) -> None:
-    """A document becomes as many pods as run at the same time on one node."""
+    """A document adds as many pods as run at the same time on one node."""
     assert len(pods(capsys, tmp_path, workload(kind, more))) == number
 
 
@@ -86,7 +86,7 @@ def test_controllers_without_pods_are_reported(
 
 
 def test_update_and_end_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fewer replicas take pods away, the others keep their CPUs, and a deleted workload takes all with it."""
+    """Fewer replicas remove pods, the others keep their CPUs, and a deleted workload removes all of its pods."""
     events, _ = planned(
         capsys,
         tmp_path,
@@ -187,7 +187,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
     _, notes = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
 
     assert notes == (
-        "corepin plan: passed over because they bring no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
+        "corepin plan: skipped because they define no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
     )
 
 
@@ -231,7 +231,7 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
 def test_what_cannot_be_planned_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, message: str
 ) -> None:
-    """Object, field, value and remedy; nothing is drawn."""
+    """An impossible document is an error in one line with object, field, value and remedy; nothing is drawn."""
     source = written(tmp_path, document)
 
     assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 2
@@ -245,7 +245,7 @@ def test_what_cannot_be_planned_is_one_line(
 def test_examples_are_planned_or_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
-    """Whatever `validate` accepts `plan` accepts, unless its CPUs are not in the file."""
+    """`plan` accepts every object that `validate` accepts, unless the file does not have its CPUs."""
     code = main(["plan", "-f", str(path), "--topology", machine(tmp_path)])
     captured = capsys.readouterr()
 

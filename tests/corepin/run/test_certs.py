@@ -56,7 +56,7 @@ def test_existing_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
-    """With --force all four are new and belong together."""
+    """With --force all four files are new and belong together."""
     assert issue(tmp_path) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -68,7 +68,7 @@ def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dns", "a b"], "'a b' is no DNS name"),
+        (["--dns", "a b"], "'a b' is not a DNS name"),
         (["--dns", "127.0.0.1"], "addresses go to --ip"),
         (["--ip", "1.2.3"], "--ip: '1.2.3'"),
         ([], "name the server"),

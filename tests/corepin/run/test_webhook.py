@@ -60,9 +60,9 @@ def test_environment_sets_flags_and_flags_win(monkeypatch: pytest.MonkeyPatch) -
         (("--listen", "8443"), "--listen: '8443' is not HOST:PORT"),
         (
             ("--body-limit", "20Mi"),
-            "--body-limit: '20Mi' is no number of MiB from 1 to 1024: write for example 20",
+            "--body-limit: '20Mi' is not a number of MiB from 1 to 1024: write for example 20",
         ),
-        (("--body-limit", "0"), "--body-limit: '0' is no number of MiB"),
+        (("--body-limit", "0"), "--body-limit: '0' is not a number of MiB"),
         (("--metrics-listen", "a:99999"), "--metrics-listen: 'a:99999' is not HOST:PORT"),
         (
             ("--listen", ":" + "9" * 5000),

@@ -11,7 +11,8 @@ from pinning.contract import STATUS_POOLS
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import Topology
 from tests.dashboard.browser.seen import Seen
-from tests.dashboard.documents import Document, container, grid, machine, node, owner, pod, pools
+from tests.dashboard.documents import Document, container, grid, node, owner, pod, pools
+from tests.machines import captured
 
 pytestmark = pytest.mark.server
 
@@ -62,8 +63,8 @@ def pods_of(document: Document) -> list[Document]:
     ("name", "topology"),
     [
         ("small", SMALL),
-        ("hybrid", machine("core-i7-12700h")),
-        ("smt4", machine("power9-ac922")),
+        ("hybrid", captured("core-i7-12700h")),
+        ("smt4", captured("power9-ac922")),
         ("cpus-512", grid(2, 4, 4, 8)),
     ],
 )
@@ -83,7 +84,7 @@ def test_every_cpu_is_drawn_as_its_annotation_says(seen: Seen, name: str, topolo
 
 
 def test_a_change_appears_by_itself(seen: Seen) -> None:
-    """CPUs go from one owner to another while the page is open, and the list of what happened says so."""
+    """CPUs that change their owner are redrawn while the page is open, and the change is in the history."""
     before, after = (
         node("live", SMALL, pools(SMALL, {f"team/{name}/main": owner("1,9")})) for name in ("old", "new")
     )
@@ -113,6 +114,7 @@ def test_details_follow_the_pointer(seen: Seen) -> None:
         node("hovered", SMALL, pools(SMALL, {"team/web/main": owner("1,9", smt="require")})),
         pod("web", {"main": container("1,9", "require")}, "team"),
     )
+    seen.dashboard.until_shown("team/web")
     seen.open("/nodes/hovered")
     seen.cell(9).hover()
     facts = seen.facts()
@@ -123,7 +125,7 @@ def test_details_follow_the_pointer(seen: Seen) -> None:
         "Policy": "exclusive, smt require, numa packed",
         "CPUs": "1,9",
         "NUMA nodes": "0",
-        "Proof": "the kernel keeps it on 1,9; it was made so (NRI), before its first instruction",
+        "Proof": "the kernel keeps it on 1,9; set when it was created (NRI), before its first instruction",
     }
     assert seen.page.locator(".cpu.same").evaluate_all("all => all.map(it => it.dataset.cpu)") == ["1", "9"]
     seen.picture("node-details")
