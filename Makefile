@@ -38,7 +38,7 @@ unit: setup ## the tests that need no server, no container runtime and no emulat
 mutations: setup ## break what decides in a hundred places, one at a time: some test has to fail each time
 	@$(BIN)/python -m tests.mutations
 
-e2e-smt: setup ## whole clusters on emulated machines with two threads per core: 25 minutes, and more when busy
+e2e-smt: setup ## whole clusters on emulated machines with many CPUs: 45 minutes, and more when busy
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
 
 soak: setup ## containers started over NRI beside two busy loops, and their runtime restarted: 10 minutes
