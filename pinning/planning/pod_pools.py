@@ -192,14 +192,19 @@ class Regions:
     def nearest(self, ask: Ask, part: Assignment) -> Assignment:
         """Return the part of a budget that shrinks: a pool without its CPUs that are farthest from the pod's slices.
 
-        Slices that grow have room in the CPUs that it has left.
+        Slices that grow have room in the CPUs that it has left. A pool beside devices keeps all its CPUs here, because
+        the CPUs nearest to the slices may be far from the devices.
         """
         slices = [it for it in self._draft.ledger.of_pod(ask.pod.uid) if it.is_lasting_slice]
         kept = _together(slices)
-        for group in self._outward(ask, kept) if ask.is_pool and slices else ():
+        is_cut = ask.is_pool and slices and not self._draft.beside(ask.owner, ask.claim).homes
+        for group in self._outward(ask, kept) if is_cut else ():
             with suppress(NotEnoughCPUs):
                 near = self._placed(ask, kept, part.footprint & group)
-                return replace(part, cpus=part.cpus & near, idle=part.idle & near)
+                cut = replace(part, cpus=part.cpus & near, idle=part.idle & near)
+                usable = cut.footprint if cut.smt is SMTPolicy.REQUIRE else cut.cpus
+                if len(usable) >= cut.claim.count:
+                    return cut
             kept = Placement(kept.cpus | (part.cpus & group), kept.idle | (part.idle & group))
         return part
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pinning.machine.cpuset import CPUSet
+from pinning.machine.near import Device
+from pinning.planning.observed import Owner
 from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, started, taken
+from tests.pinning.devices import GPU
 from tests.pinning.world import World, reasons, world
 
 CASES: dict[str, tuple[dict[str, str], int | None, int, int, str, str]] = {
@@ -56,3 +60,27 @@ def test_a_pool_that_shrinks_under_a_policy_that_does_not_fit_keeps_a_packed_sub
     put(node, budgeted("a", 8, {"m": 1, "p": None}, None, asking({"smt": "isolate"})))
     assert reasons(node.run_all()) == {"test/pod-a": "KeepsOldPolicy"}
     assert str(pool(node)) == "4-7,12-14"
+
+
+def test_a_pool_that_shrinks_stays_on_its_cpus_if_the_nearest_ones_are_too_few() -> None:
+    """A pool whose SMT policy changes at the same time loses CPUs and gets no others."""
+    words = {"smt": "isolate", "numa": "distributed"}
+    node = started(
+        budgeted("a", 4, {"m": 2, "p": None}, None, asking(words)), "m", "p", node=world(sockets=2)
+    )
+    assert str(pool(node)) == "6-7"
+    put(node, budgeted("a", 2, {"m": 1, "p": None}, None, asking({"numa": "distributed"})))
+    assert not node.run_all().refusals
+    assert str(pool(node)) == "6"
+
+
+@pytest.mark.parametrize(("big", "before"), [(9, "1-3,5,9-11"), (10, "1-3,5,9-11,13")])
+def test_a_pool_beside_devices_keeps_the_cpus_near_them(big: int, before: str) -> None:
+    """A pool beside devices on NUMA node 0 gives back the CPUs of node 1 first, where the pod's slice is."""
+    node = world(sockets=2)
+    node.devices[Owner("a", "p")] = (Device(GPU, CPUSet([0])),)
+    started(budgeted("a", big, {"m": 2, "p": None}), "m", "p", node=node)
+    assert (str(node.ledger.of_pod("a")[0].cpus), str(pool(node))) == ("4,12", before)
+    put(node, budgeted("a", 5, {"m": 2, "p": None}))
+    assert not node.run_all().refusals
+    assert str(pool(node)) == "1-2,9"
