@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pinning.contract import NEAR_CPUS
 from pinning.pods.claims import read_pod
 from pinning.pods.quantity import whole
 from webhook.rules.budget_record import POOL_COUNTS, plan_record, record_of
@@ -43,19 +44,22 @@ def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[O
 
 
 def is_counted_without_budget(pod: Pod, settings: Settings) -> bool:
-    """Return whether a pod requests what corepin counts for it without `spec.resources`, and nothing else of these resources."""
+    """Return whether a pod requests counts, and only those that corepin writes for it without `spec.resources`."""
     spec = pod.get("spec") or {}
     before = read_pod({**pod, "spec": {**spec, "resources": None}})
-    counted = counts_of_pod(before, settings)
-    return all(
+    stated = [(it, name) for it in before.members for name in it.requests if _is_count(name)]
+    counted = counts_of_pod(before, settings) if stated else {}
+    return bool(stated) and all(
         any(
             it.name == name and it.number == whole(member.requests[name])
             for it in counted.get(member.name, ())
         )
-        for member in before.members
-        for name in POOL_COUNTS
-        if name in member.requests
+        for member, name in stated
     )
+
+
+def _is_count(resource: str) -> bool:
+    return resource in POOL_COUNTS or resource.startswith(NEAR_CPUS)
 
 
 def _corrections(pod_claims: PodClaims, settings: Settings, *, is_new: bool) -> Iterator[Operation]:

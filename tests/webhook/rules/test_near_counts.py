@@ -153,3 +153,17 @@ def test_patterns_are_bounded(patterns: str) -> None:
     """Invalid, too long or too many patterns in `nearIgnore` are refused with the key."""
     with pytest.raises(BadContract, match="nearIgnore"):
         load_settings(f"nearIgnore: {patterns}".encode())
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [("2", True), ("3", False)])
+def test_a_users_count_of_cpus_beside_devices_stays_in_a_pod_with_a_budget(
+    count: str, is_refused: bool
+) -> None:
+    """The webhook does not correct a count that the user sent, and validation refuses it if it is wrong."""
+    document = gpu_pod()
+    document["spec"]["resources"] = {kind: {"cpu": "3"} for kind in ("limits", "requests")}
+    resources = document["spec"]["containers"][0]["resources"]
+    resources |= {kind: {**resources["limits"], NEAR_GPU: count} for kind in ("limits", "requests")}
+    assert near_counts(document) == {NEAR_GPU: int(count)}
+    verdict = review_new_pod(mutated(document, ON), load_settings(ON), Injection(BUILT_IN))
+    assert bool(verdict.causes) == is_refused
