@@ -38,7 +38,7 @@ RUN python3 -m venv /build \
  && python3.11 -m venv --without-pip /opt/corepin \
  && /build/bin/pip --python /opt/corepin/bin/python install ${QUIET} --no-compile --no-deps --require-hashes --only-binary :all: -r requirements.lock \
  && find /opt/corepin/bin -type f -delete \
- && cd /opt/corepin/lib/python3.11/site-packages && rm -rf $(grep -o '^[a-z]*/[^ ]*' /src/requirements.unused)
+ && cd /opt/corepin/lib/python3.11/site-packages && rm -rf $(grep -o '^[^# ]*/[^ ]*' /src/requirements.unused)
 COPY scripts/image-root scripts/image-root
 # Compiled here, because the root file system is read-only where it runs; by hash, so that file times do not matter.
 # Byte code takes the place of others' sources: a traceback names file, line and function without them.
