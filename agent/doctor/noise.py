@@ -53,13 +53,17 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
         yield finding(
             subject, f"and {len(devices) - _LISTED} more of devices", "move the first ones and look again"
         )
+    if noise.offline:
+        yield unknown(
+            subject, f"CPUs {noise.offline} were offline for a part of the time: not counted", "look again"
+        )
     if noise.freed:
         named = ", ".join(f"{row.name} ({row.text})" for row in noise.freed[:_LISTED])
         more = f" and {len(noise.freed) - _LISTED} more" if len(noise.freed) > _LISTED else ""
         yield unknown(
             subject, f"not all counted of {named}{more}: freed by its driver in between", "look again"
         )
-    elif not devices:
+    elif not (devices or noise.offline):
         yield ok(
             subject, "no device interrupted exclusive CPUs" + " that could interrupt others" * bool(managed)
         )

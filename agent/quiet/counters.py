@@ -63,9 +63,9 @@ def growth(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def freed(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
-    """Return the interrupts of devices that were freed in between, or freed and requested anew, with their counts before.
+    """Return the interrupts of devices that were freed in between, or freed and requested again, with their counts before.
 
-    What came of them after the first reading is not known. One that never fired on these CPUs is left out.
+    Both readings have the same CPUs: an offline CPU has no counts. What came of the interrupts after the first reading is not known. One that never fired on these CPUs is left out.
     """
     later = {row.key: row.count for row in after}
     return tuple(row for row in before if row.is_device and row.count > later.get(row.key, 0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from agent.quiet.counters import Row, freed, growth, rows
-from agent.quiet.cpu_counts import read_table
+from agent.quiet.cpu_counts import places, read_table
 from agent.quiet.owners import find_owners
 from agent.quiet.thread_times import NO_THREADS, read_threads
 from pinning.errors import BadCPUList
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from agent.quiet.cpu_counts import Reading
     from agent.quiet.owners import Owner
     from agent.quiet.thread_times import Threads
 
@@ -59,6 +60,8 @@ class Noise:
     periodic: Periodic = NOT_KNOWN
     # interrupts of devices that were freed during the measurement, so that their growth is not known
     freed: tuple[Row, ...] = ()
+    # CPUs without counts of interrupts at the beginning or at the end, because they were offline; nothing of them is counted
+    offline: CPUSet = EMPTY
 
 
 def measure(
@@ -69,27 +72,29 @@ def measure(
     `interrupts` is the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on.
     """
     softirqs = proc / "softirqs"
-    earlier = _read(interrupts, cpus), _read(softirqs, cpus)
+    earlier = read_table(interrupts), read_table(softirqs)
     owners = find_owners(proc, first_pids, cpus)
     before = {name: read_threads(str(proc), owner.threads, NO_THREADS) for name, owner in owners.items()}
     result = watch()
-    later = _read(interrupts, cpus), _read(softirqs, cpus)
+    later = read_table(interrupts), read_table(softirqs)
     after = {name: read_threads(str(proc), [*first.times], first) for name, first in before.items()}
     waited = {
         name: _waited(before[name], after[name], len(owner.threads), _entered(owners[name], owner))
         for name, owner in find_owners(proc, first_pids, cpus).items()
         if name in before
     }
-    grown = _growth(earlier[0], later[0])
+    counted = _online(_online(cpus, earlier[0]), later[0])
+    first, last = _rows(earlier[0], counted), _rows(later[0], counted)
+    grown = _growth(first, last)
     numbers = () if isinstance(grown, str) else (row.name for row in grown if row.is_device)
-    softirqs_grown = _growth(earlier[1], later[1])
     measured = Noise(
         grown,
-        softirqs_grown,
+        _growth(_rows(earlier[1], counted), _rows(later[1], counted)),
         waited,
         _managed(proc, numbers),
         _periodic(proc, cpus),
-        _freed(earlier[0], later[0]),
+        _freed(first, last),
+        cpus - counted,
     )
     return measured, result
 
@@ -123,9 +128,13 @@ def _is_read_only(file: Path) -> bool:
         return False
 
 
-def _read(file: Path, cpus: CPUSet) -> Table:
-    table = read_table(file)
-    return table if isinstance(table, str) else rows(table, cpus)
+def _online(cpus: CPUSet, reading: Reading) -> CPUSet:
+    """Return the CPUs that have a column; all if the table is not known."""
+    return cpus if isinstance(reading, str) else cpus & CPUSet(places(reading.columns))
+
+
+def _rows(reading: Reading, cpus: CPUSet) -> Table:
+    return reading if isinstance(reading, str) else rows(reading, cpus)
 
 
 def _growth(before: Table, after: Table) -> Table:

@@ -124,6 +124,14 @@ def test_freed_interrupts_are_unknown(count: int, named: str) -> None:
     assert (check.verdict, named in check.message) == (Verdict.UNKNOWN, True)
 
 
+def test_cpus_that_were_offline_for_a_part_of_the_time_are_unknown() -> None:
+    """A CPU that went offline during the measurement does not count as quiet."""
+    [check] = (it for it in checks(Noise((), (), offline=CPUSet([1]))) if it.subject == "interrupts")
+
+    assert check.verdict is Verdict.UNKNOWN
+    assert check.message == "CPUs 1 were offline for a part of the time: not counted"
+
+
 @table("devices, rest", {"as many as are named": (8, []), "one more": (9, ["and 1 more of devices"])})
 def test_first_devices_are_named_and_the_rest_counted(devices: int, rest: list[str]) -> None:
     """Eight devices have a finding each, and a last finding counts those beyond."""

@@ -40,6 +40,24 @@ def test_interrupt_freed_during_the_watch_is_reported(tmp_path: Path) -> None:
     assert (noise.interrupts, noise.freed) == ((), (Row("25", "eth0", 10),))
 
 
+@table(
+    "before, after",
+    {
+        "offline": ("CPU0 CPU1 CPU2\n25: 9 10 2 eth0\n", "CPU0 CPU2\n25: 9 3 eth0\n"),
+        "online": ("CPU0 CPU2\n25: 9 2 eth0\n", "CPU0 CPU1 CPU2\n25: 9 10 3 eth0\n"),
+    },
+)
+def test_cpu_that_goes_offline_or_online_during_the_watch_is_not_counted(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    """A CPU that was offline for a part of the time is named, and no interrupt counts as freed, or came, because of it."""
+    interrupts = tmp_path / "interrupts"
+    interrupts.write_text(before)
+    noise, _ = measure(interrupts, tmp_path, CPUSet([1, 2]), {}, lambda: interrupts.write_text(after))
+
+    assert (noise.interrupts, noise.freed, noise.offline) == ((Row("25", "eth0", 1),), (), ONE)
+
+
 def test_file_that_is_missing_masked_or_garbled_is_not_known(tmp_path: Path) -> None:
     """The reason names the file, and it does not count as quiet."""
     masked, garbled = tmp_path / "masked", tmp_path / "garbled"
