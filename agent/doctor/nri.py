@@ -102,15 +102,17 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
 
 
 def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
-    """Yield the effect of a missing guard or NRI on containers whose claim must fit, but does not."""
-    subject = "must fit"
+    """Yield the effect of a missing guard or NRI on containers that require their CPUs."""
+    subject = "required CPUs"
     if not holds:
         remedy = "`gate: true` in the webhook's configuration has their pods wait in an init container"
         yield ok(
-            subject, "such claims start in the shared set until they fit, unless their pods wait", remedy
+            subject,
+            "containers that require CPUs start in the shared set while these are not free, unless their pods wait",
+            remedy,
         )
     elif is_guarded:
-        yield ok(subject, "such claims do not start before they fit, also while the agent is away")
+        yield ok(subject, "no container starts without CPUs that it requires, also while the agent is away")
     else:
         remedy = "the component guard holds them back then too"
         if has_validators(runtime) is False:
@@ -118,7 +120,7 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
             remedy += f", with {support.title} {'.'.join(map(str, support.validators))} or later"
         yield ok(
             subject,
-            "such claims do not start before they fit, but on any CPU while the agent is away",
+            "no container starts without CPUs that it requires, but on any CPU while the agent is away",
             remedy,
         )
 

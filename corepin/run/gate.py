@@ -1,4 +1,4 @@
-"""`corepin gate`: hold a pod back until the agent has assigned the CPUs that must fit.
+"""`corepin gate`: hold a pod back until the agent has assigned the CPUs that it requires.
 
 It runs in users' pods before their containers, so it imports the standard library only and starts fast.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import argparse
     from types import FrameType
 
-DESCRIPTION = "Wait until the agent has assigned the CPUs that this container's pod must have."
+DESCRIPTION = "Wait until the agent has assigned the CPUs that this container's pod requires."
 EPILOG = """\
-The webhook adds it to pods as the init container corepin-gate (key `gate` of its configuration). It reads what the
-agent's status annotation of the pod (status.corepin.io/cpus, as a file that the kubelet updates). It ends with 0
-when no claim that must fit is refused, and with 1 when one is, with the refusal as its termination message; where the
-restart policy is Never that would end the pod, so there it waits on.
+The webhook adds it to pods as the init container corepin-gate (key `gate` of its configuration). It reads the agent's
+status annotation of the pod (status.corepin.io/cpus) from a file that the kubelet updates. It exits with 0 if no
+container is refused the CPUs that it requires, and with 1 if one is, with the refusal as its termination message. Under
+the restart policy Never that would end the pod, so there it waits on.
 """
 NEVER: Final = "Never"
 RESTART_POLICIES: Final = ("Always", "OnFailure", NEVER)
@@ -59,7 +59,7 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wait; return 0 if the containers of the pod may start, 1 if a claim that must fit is refused."""
+    """Wait; return 0 if the containers of the pod may start, 1 if one is refused the CPUs that it requires."""
     if args.restart_policy not in RESTART_POLICIES:
         problem = f"--restart-policy: {args.restart_policy[:60]!r} is none"
         raise CommandFailed(f"{problem}: write one of {', '.join(RESTART_POLICIES)}")

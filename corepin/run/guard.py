@@ -1,4 +1,4 @@
-"""`corepin guard`: hold back containers whose claims must fit until the agent has assigned their CPUs."""
+"""`corepin guard`: hold back containers that require their CPUs until the agent has assigned these."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 LISTEN: Final = ":8083"
 EXEMPT: Final = "kube-system"
-DESCRIPTION: Final = "Hold back containers whose claims must fit until the agent has assigned their CPUs."
+DESCRIPTION: Final = "Hold back containers that require their CPUs until the agent has assigned these."
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
 needs no right except access to the socket. It checks pods with the annotation guard.corepin.io/pod: "true", which the
-webhook gives to pods whose claims must fit, and containers with ResourceClaims for CPUs. Where the agent only observes it
-admits everything.
+webhook gives to pods that require their CPUs (smt-policy require or isolate, CMK's resources, virtual machines), and
+containers with ResourceClaims for CPUs. Where the agent only observes it admits everything.
 """
 
 logger = logging.getLogger("agent.nri.guard")

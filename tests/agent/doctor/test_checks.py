@@ -40,7 +40,7 @@ def test_fine_node_has_no_findings() -> None:
         "pods' cgroup",
         "runtime",
         "NRI",
-        "must fit",
+        "required CPUs",
         "kubelet",
         "kubelet's CPUs",
         "reserved CPUs",

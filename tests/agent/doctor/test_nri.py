@@ -99,7 +99,7 @@ def test_must_fit_check_has_the_remedy_of_the_runtime(
     """The check names the component that refuses unfitting claims, or how to get a guard."""
     (checked,) = held_back_checks(runtime, holds=holds, is_guarded=is_guarded)
 
-    assert (checked.subject, checked.verdict) == ("must fit", Verdict.OK)
+    assert (checked.subject, checked.verdict) == ("required CPUs", Verdict.OK)
     assert message in checked.message
     assert remedy in checked.remedy
     assert bool(checked.remedy) == bool(remedy)
