@@ -19,7 +19,7 @@ TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 
 @contextmanager
 def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
-    """Answer each connection to a unix socket with the next of some answers, the last one for ever."""
+    """Answer each connection to a unix socket with the next answer; repeat the last one."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

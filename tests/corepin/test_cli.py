@@ -1,4 +1,4 @@
-"""The command itself: how it is started, and words that no verb has."""
+"""The `corepin` command: ways to start it, unknown words and output errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_unknown_word_names_the_verb(
 )
 @pytest.mark.parametrize("output", [">&-", ">/dev/full"])
 def test_output_that_cannot_be_written_is_no_traceback(given: str, output: str, tmp_path: Path) -> None:
-    """The error is one line, with exit code 2; argparse prints its help only if it can."""
+    """A verb's output that cannot be written is an error in one line with exit code 2; nothing prints a traceback."""
     (tmp_path / "pod.yaml").write_text(POD)
     found = subprocess.run(
         ["/bin/sh", "-c", f'"$@" {output}', "-", sys.executable, "-m", "corepin", *given.split()],

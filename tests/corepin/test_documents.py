@@ -1,4 +1,4 @@
-"""Files that cannot be read: one line that names file and line, exit code 2, nothing printed."""
+"""Unreadable files: an error with file and line, exit code 2, and no output."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_json_objects_one_after_the_other(
 
 
 def test_much_json_costs_no_more_than_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Reading ten thousand objects is linear: none is read twice."""
+    """A file of ten thousand objects is read in linear time."""
     source = written(tmp_path, '{"apiVersion": "v1", "kind": "X"}\n' * 10_000)
 
     assert main(["validate", "-f", source]) == 0

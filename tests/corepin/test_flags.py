@@ -1,4 +1,4 @@
-"""HOST:PORT in flags: one way to read it, for all programs."""
+"""Parsing of HOST:PORT in flags, and empty node names."""
 
 from __future__ import annotations
 

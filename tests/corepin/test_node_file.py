@@ -1,4 +1,4 @@
-"""The configuration of a node in a file: read alike for `corepin agent` and `corepin plan`."""
+"""The node's configuration file, which `corepin agent` and `corepin plan` read in the same way."""
 
 from __future__ import annotations
 

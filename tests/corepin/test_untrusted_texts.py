@@ -1,4 +1,4 @@
-"""Texts of tenants in the output of commands, from the cluster, the node and files."""
+"""Escaping of untrusted text in the output of commands, from the cluster, the node and files."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def assert_harmless(text: str, *, colour: bool = False) -> None:
-    """Assert that a text has nothing that a terminal obeys or hides."""
+    """Assert that a text has no control or invisible characters, apart from our colours if `colour` is set."""
     lines = (COLOUR.sub("", text) if colour else text).split("\n")
     assert [line for line in lines if not line.isprintable()] == []
     assert "2J" in text
 
 
 def annotated() -> dict[str, Any]:
-    """Return a node of whose pools an owner has a name that its maker chose."""
+    """Return a node whose published pools have an owner with control characters in its name."""
     from agent.config import NodeOptions
     from agent.report.desired_node import pools_text, topology_text
 
@@ -77,7 +77,7 @@ def test_state_of_the_local_socket_is_harmless(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_only_colours_of_ours_are_drawn() -> None:
-    """In a coloured picture an owner's name brings no escape sequence of its own, and breaks no line."""
+    """In a coloured picture an owner's name adds no escape sequence and no line break."""
     picture = Picture(grid(1, 1, 1, 2), (Holder(f"team/{NASTY}{FORGED}", CPUSet([1])),))
     assert_harmless(draw(picture, 80, colour=True), colour=True)
     assert "\x1b[8m" not in draw(picture, 80, colour=True)
@@ -85,7 +85,7 @@ def test_only_colours_of_ours_are_drawn() -> None:
 
 
 def pod() -> dict[str, Any]:
-    """Return a pod whose messages an attacker chose, who may write its status and its events."""
+    """Return a pod with control characters in its node name, phase and container statuses."""
     return {
         "metadata": {"name": "web", "namespace": "default", "uid": "u"},
         "spec": {"nodeName": f"n1{NASTY}{FORGED}", "containers": [container("main")]},

@@ -20,7 +20,7 @@ def binding(name: str, *subjects: Any, place: str = "") -> dict[str, Any]:
 
 
 def warned(of_cluster: list[Any], of_places: list[Any], asked: list[str] | None = None) -> list[str]:
-    """Return the warnings in a cluster with these bindings, which answers page by page."""
+    """Return the warnings for a cluster with these bindings, whose API server lists them in pages."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         (asked if asked is not None else []).append(str(request.url))

@@ -1,4 +1,4 @@
-"""`corepin cmk cluster-init`, printed: what each flag of CMK changes, and what is refused."""
+"""Printed manifests of `corepin cmk cluster-init`: the effect of each CMK flag, and refused flags."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agent(documents: list[Object]) -> Any:
 
 
 def taint(documents: list[Object]) -> Any:
-    """Return the variable that chooses the agents' taints."""
+    """Return the value of COREPIN_TAINT in the agents' container."""
     (found,) = [it for it in agent(documents)["containers"][0]["env"] if it["name"] == "COREPIN_TAINT"]
     return found.get("value")
 
@@ -105,7 +105,7 @@ def test_another_namespace_is_not_printed(place: str, capsys: pytest.CaptureFixt
 
 
 def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers and modes are set in the agents' configuration, and its other keys stay."""
+    """Core counts and pool modes are set in the agents' configuration; its other keys keep their values."""
     documents, told = printed(
         capsys,
         *(HOSTS, "--num-exclusive-cores=6", "--num-shared-cores=0", "--exclusive-mode=spread"),
@@ -129,7 +129,7 @@ def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -> None:
-    """A group's numbers get a key of their own; without a group they apply to all nodes, with a warning."""
+    """A group's core counts get their own ConfigMap key; without a group they apply to all nodes, with a warning."""
     documents, told = printed(capsys, HOSTS, "--num-exclusive-cores=6", "--cpu-group=big")
     assert config(documents, "agent")["pools"]["exclusive_cores"] == 4
     assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6
@@ -139,7 +139,7 @@ def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without the flag the agents reserve what the kubelet does, or their default."""
+    """--reserved-cpus sets `reserved` in the agents' configuration; without the flag the key is absent."""
     documents, _ = printed(capsys, "--all-hosts", "--reserved-cpus=0,8")
     assert config(documents, "agent")["reserved"] == "0,8"
     documents, _ = printed(capsys, "--all-hosts")
@@ -238,7 +238,7 @@ def test_what_cannot_be_meant_is_refused(flag: str, message: str, capsys: pytest
     "action", ["isolate", "install", "webhook", "reconfigure", "reconfigure_setup", "reaffinitize"]
 )
 def test_commands_that_went_elsewhere_say_where(action: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands of CMK that moved name the new one, whatever flags they have."""
+    """A CMK command that corepin has elsewhere is refused with a pointer, whatever its flags."""
     assert main(["cmk", action, "--pool=exclusive", "sleep", "--", "inf"]) == 2
     assert f"corepin cmk: {action}: " in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def test_changed_fields_are_named(before: Any, after: Any, paths: list[str]) -> 
 def checked(
     answers: dict[str, tuple[int, str]], namespace: str | None = None, *, has_namespace: bool = False
 ) -> str:
-    """Return the error for objects whose dry runs are answered so; empty if there is none."""
+    """Return the error for objects whose dry runs get these answers; empty without an error."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
@@ -77,7 +77,7 @@ def test_refusals_are_found_before_anything_is_changed(answers: list[tuple[int, 
 
 @pytest.mark.parametrize("answer", [NEW, CANNOT])
 def test_what_a_dry_run_cannot_show_is_no_refusal(answer: tuple[int, str]) -> None:
-    """An object in a namespace that does not exist yet, and webhooks that refuse dry runs, are no refusal."""
+    """Errors of a namespace that does not exist yet, or of a webhook without dry-run support, are ignored."""
     assert checked({"a": answer, "b": (200, "")}, "corepin-agent") == ""
 
 

@@ -1,4 +1,4 @@
-"""`corepin cmk init --dry-run` on the machines of CMK's own tests: the pools are those that CMK cut."""
+"""`corepin cmk init --dry-run` builds the same pools as CMK on the machines of CMK's own tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def adjacent(isolated: str = "") -> Machine:
 
 
 def write_tree(root: Path, sockets: list[list[Core]], isolated: str) -> Path:
-    """Write a machine as the kernel shows it; core ids begin anew on each socket."""
+    """Write a machine's sysfs tree; core ids start at 0 on each socket."""
     system = root / "sys/devices/system"
     cpus = str(CPUSet(cpu for socket in sockets for core in socket for cpu in core))
     files = {"cpu/online": cpus, "cpu/possible": cpus, "cpu/isolated": isolated}
@@ -120,7 +120,7 @@ def test_pools_are_cut_as_cmk_cut_them(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the same core left over for infra, every list of every pool is CMK's, and no list has a process."""
+    """Each pool has the same CPU lists as CMK's if the same core is left for infra, and no list has a process."""
     root = write_tree(tmp_path, *machine)
     shown = pools(capsys, f"--topology={root}", *flags.split())
     lists = {pool: [cpus for found in sockets.values() for cpus in found] for pool, sockets in shown.items()}
@@ -130,7 +130,7 @@ def test_pools_are_cut_as_cmk_cut_them(
 
 
 def test_machine_of_cmks_manual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """8 cores, `isolcpus=0-4,8-12` and CMK's default numbers: cut as CMK cut it, without a flag."""
+    """The example of CMK's manual, 8 cores with `isolcpus=0-4,8-12`, gets CMK's pools without a flag."""
     root = write_tree(tmp_path, *octo("0-4,8-12"))
     assert main(["cmk", "init", "--dry-run", f"--topology={root}"]) == 0
     printed = capsys.readouterr()
@@ -219,7 +219,7 @@ def test_numbers_that_do_not_fit_are_refused(
 
 
 def test_it_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without --dry-run the command says where the numbers go; CMK's obsolete flags are accepted with a warning."""
+    """Without --dry-run the error points to `cluster-init`; CMK's obsolete flags are accepted with a warning."""
     assert main(["cmk", "init", "--socket-id=0", "--conf-dir=/etc/cmk"]) == 2
     told = capsys.readouterr().err
     assert "--socket-id has no effect: CMK itself read and ignored it" in told
@@ -228,7 +228,7 @@ def test_it_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_lscpus_json_serves_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two sockets, and no column for siblings that are not there."""
+    """JSON of lscpu is accepted as the machine, here two sockets without SMT."""
     cpus = [
         {
             "cpu": cpu,

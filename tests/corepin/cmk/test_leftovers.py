@@ -1,4 +1,4 @@
-"""`corepin cmk leftovers` on a real API server: CMK's own manifests by their names, beside objects of corepin and users."""
+"""`corepin cmk leftovers` on a real API server with objects of CMK, corepin and users."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_what_the_caller_may_not_list_is_not_taken_for_gone(
         found, nodes, unread = find(client)
         client.headers["Impersonate-User"] = "stranger"
         with pytest.raises(CommandFailed, match=r"/daemonsets: the API server answered 403"):
-            find(client)  # CMK's objects and those of the agents have the same names
+            find(client)  # without the DaemonSets, the agents' objects cannot be told from CMK's
     assert found == [Leftover("configmaps", "telco", "cmk-config-node-1")]
     assert nodes == []
     assert len(unread) > len(ROLES)
@@ -287,7 +287,7 @@ def test_large_lists_are_read_in_pages_without_their_contents(
 
 
 def test_commands_are_ordered_and_bounded() -> None:
-    """The webhook goes first and definitions last, at most 50 names a command, each quoted for the shell."""
+    """The script deletes the webhook first and CRDs last, with at most 50 shell-quoted names per command."""
     found = [
         Leftover("customresourcedefinitions", "", "cmk-nodereports.intel.com"),
         *(Leftover("configmaps", "a", f"cmk-config-{at:03}") for at in range(120)),
@@ -312,7 +312,7 @@ def test_commands_are_ordered_and_bounded() -> None:
     ],
 )
 def test_marks_of_an_agent_stay(metadata: dict[str, Any], is_over: bool) -> None:
-    """Label, taint and resources have CMK's names on nodes of corepin too; there they are not leftovers."""
+    """On nodes with a corepin agent, label, taint and resources with CMK's names are not leftovers."""
     commands = node_marks(node("n1", **metadata))
     assert (commands == ()) == is_over
     if not is_over:

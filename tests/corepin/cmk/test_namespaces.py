@@ -1,4 +1,4 @@
-"""`cluster-init --apply --namespace` on a real API server: namespaces of others stay as they are."""
+"""`cluster-init --apply --namespace` on a real API server never takes over a namespace of other owners."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_namespace_that_changes_after_the_check(
 
 
 def finalized(place: str) -> str:
-    """Return a Namespace without finalizers, as the controller leaves it that no test runs."""
+    """Return a Namespace without finalizers; the tests run no namespace controller that removes them."""
     return json.dumps(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place}, "spec": {"finalizers": []}}
     )
@@ -271,7 +271,7 @@ def test_what_the_caller_may_not_read_is_not_taken_for_empty(
 
 @pytest.mark.server
 def test_a_full_namespace_costs_a_bounded_number_of_small_answers(here: ApiServer) -> None:
-    """The check of a namespace with 200 pods reads one object, or one empty list a kind if none is foreign."""
+    """The check of a namespace with 200 pods reads one foreign object, or an empty list for each kind."""
     here.create_namespace("full")
     sizes: list[int] = []
     with kube_client() as client:

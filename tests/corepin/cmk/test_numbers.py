@@ -1,4 +1,4 @@
-"""Keys and groups of the agents' configuration that the flags give nodes; pure."""
+"""Core counts of the flags as configuration keys and node groups, computed without a cluster."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def pools(keys: Any, group: str = "") -> Any:
 
 
 def test_the_first_numbers_are_those_of_all_nodes() -> None:
-    """The first numbers are for all nodes, without a group."""
+    """The first core counts become the configuration of all nodes, without a group."""
     planned = plan_numbers(SIX, None, SHIPPED, {"a": ""})
     assert (list(planned.keys), pools(planned.keys), planned.groups) == (["config.yaml"], (6, 1), {"a": ""})
 
 
 def test_without_numbers_what_is_installed_stays() -> None:
-    """Without numbers in the flags the configuration stays as it is, comments and groups too."""
+    """Flags without core counts leave the configuration unchanged, with comments and groups."""
     keys = {"config.yaml": MINE, "config.big.yaml": "reserved: ["}
     planned = plan_numbers(Wanted(), keys, SHIPPED, {"a": "", "b": "big"})
     assert (planned.keys, planned.groups) == (keys, {"a": "", "b": "big"})
@@ -42,7 +42,7 @@ def test_without_numbers_what_is_installed_stays() -> None:
 
 
 def test_other_numbers_for_some_nodes_are_a_group() -> None:
-    """Numbers for some nodes make a group, which copies the rest of their configuration; other nodes keep theirs."""
+    """Core counts for some nodes create a group with the rest of their configuration; other nodes are unchanged."""
     planned = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
     name = "exclusive-6-shared-1"
     assert planned.groups == {"a": name}
@@ -52,7 +52,7 @@ def test_other_numbers_for_some_nodes_are_a_group() -> None:
 
 
 def test_the_same_command_again_changes_nothing() -> None:
-    """A repeated command changes nothing; numbers for all nodes return a node from its group to the default key."""
+    """A repeated command changes nothing; the default core counts move a node out of its group."""
     first = plan_numbers(SIX, {"config.yaml": MINE}, SHIPPED, {"a": ""})
     again = plan_numbers(SIX, first.keys, SHIPPED, {**first.groups, "b": ""})
     assert again.keys == first.keys
@@ -62,7 +62,7 @@ def test_the_same_command_again_changes_nothing() -> None:
 
 
 def test_one_number_keeps_the_others_of_each_node() -> None:
-    """Nodes of two groups stay apart when only one number is given for both."""
+    """If one core count is given for nodes of two groups, each group keeps its other counts."""
     keys = {"config.yaml": SHIPPED, "config.s.yaml": SHIPPED.replace("shared_cores: 1", "shared_cores: 3")}
     planned = plan_numbers(SIX, keys, SHIPPED, {"a": "", "b": "s", "c": "gone"})
     assert planned.groups == {
@@ -74,7 +74,7 @@ def test_one_number_keeps_the_others_of_each_node() -> None:
 
 @pytest.mark.parametrize("taken", ["smtPolicy: require", "reserved: [", "a: 1\n---\nb: 2", "- a"])
 def test_a_key_of_another_meaning_is_not_overwritten(taken: str) -> None:
-    """A group that was changed by hand, or cannot be read, stays: the new one has another name."""
+    """A group that was edited by hand, or cannot be parsed, is not overwritten; the new group gets a suffix."""
     keys = {"config.yaml": SHIPPED, "config.exclusive-6-shared-1.yaml": taken}
     planned = plan_numbers(SIX, keys, SHIPPED, {"a": ""})
     (group,) = planned.groups.values()
@@ -84,7 +84,7 @@ def test_a_key_of_another_meaning_is_not_overwritten(taken: str) -> None:
 
 
 def test_a_named_group_is_made_and_changed() -> None:
-    """A named group is created and updated with its nodes; other flags keep its numbers."""
+    """A named group is created and updated with its nodes; flags that are absent leave its other core counts."""
     made = plan_numbers(Wanted(SIX.numbers, "big"), {"config.yaml": SHIPPED}, SHIPPED, {"a": ""})
     assert (made.groups, pools(made.keys, "big")) == ({"a": "big"}, (6, 1))
     wanted = Wanted(Numbers(shared_cores=0, reserved="0,8", non_isolcpus="3"), "big", is_for_all=True)
@@ -97,7 +97,7 @@ def test_a_named_group_is_made_and_changed() -> None:
 
 
 def test_numbers_for_all_hosts_leave_groups_theirs() -> None:
-    """Numbers for all hosts do not change groups."""
+    """Core counts for all hosts do not change groups."""
     keys = {"config.yaml": "pools: dynamic", "config.big.yaml": SHIPPED}
     planned = plan_numbers(Wanted(SIX.numbers, is_for_all=True), keys, SHIPPED, {"a": "", "b": "big"})
     assert (pools(planned.keys), planned.groups) == ((6, 1), {"a": "", "b": "big"})
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_or_meant_is_refused() -> None:
 
 
 def test_a_thousand_groups_fit_and_a_mebibyte_does_not() -> None:
-    """A ConfigMap above 1 MiB is refused before the API server does, with what to remove."""
+    """A ConfigMap above the API server's limit of 1 MiB is refused with a remedy; 1000 groups fit."""
     wanted = Wanted(Numbers(exclusive_cores=99, reserved="0-1"), "g0")
     one = plan_numbers(wanted, {"config.yaml": SHIPPED}, SHIPPED, {"a": ""}).keys["config.g0.yaml"]
     keys = {"config.yaml": SHIPPED, **{f"config.g{number}.yaml": one for number in range(1000)}}
@@ -129,14 +129,14 @@ def test_a_thousand_groups_fit_and_a_mebibyte_does_not() -> None:
 
 
 def node(**annotations: str) -> Any:
-    """Return a node with what its agent wrote."""
+    """Return a node with annotations of its agent."""
     return {
         "metadata": {"annotations": {f"status.corepin.io/{key}": text for key, text in annotations.items()}}
     }
 
 
 def test_numbers_are_checked_against_a_known_node() -> None:
-    """Six cores do not fit on four; a reserve of the kubelet counts; a machine that no agent reported is not known."""
+    """Core counts are checked against the topology that the agent published; nodes without a valid one are unknown."""
     topology = topology_text(state_of())
     cores = len(MACHINE.cores)
     keys = {
@@ -167,12 +167,12 @@ def test_numbers_are_checked_against_a_known_node() -> None:
     ],
 )
 def test_what_an_agent_cannot_have_written_is_not_known(texts: dict[str, str]) -> None:
-    """An annotation that no agent could have written counts as unknown."""
+    """A node with an invalid topology or pools annotation counts as unknown."""
     assert machine_of(node(**{"topology": topology_text(state_of()), **texts})) is None
 
 
 def test_the_kubelets_reserve_counts_where_it_fits() -> None:
-    """The kubelet's reserved CPUs are used if they fit the machine, as the agent does, else the default."""
+    """Like the agent, the check uses the kubelet's reserved CPUs if the machine has others too, else the default."""
     text = topology_text(state_of())
     pools = '{"universe":"%s","reserved":"%s","shared":"","setAside":"","reservedBy":"kubelet"}'
     for reserved in (MACHINE.cores[0].cpus, MACHINE.cpus):

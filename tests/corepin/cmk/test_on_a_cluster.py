@@ -1,4 +1,4 @@
-"""`corepin cmk` against a real API server: applied twice, looked at, published and taken away again."""
+"""`corepin cmk` against a real API server: apply, diff, describe, report, discover and uninstall."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IMAGE = "--cmk-img=registry.example/corepin:1"
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[ApiServer]:
-    """Return an API server with three nodes, one of them cordoned, and what an agent said of one."""
+    """Return an API server with three nodes; one is cordoned, and one has its agent's topology annotation."""
     with start_servers(NEWEST) as api:
         for name in NODES:
             annotations = {"status.corepin.io/topology": topology_text(STATE)} if name == "n1" else {}
@@ -64,7 +64,7 @@ def labelled(api: ApiServer) -> set[str]:
 
 
 def versions(api: ApiServer) -> dict[str, str]:
-    """Return the version of everything that is ours."""
+    """Return the resource versions of corepin's objects and of the nodes, by uid."""
     kinds = (
         "deployments,daemonsets,services,configmaps,roles,clusterroles,crds,nodes,validatingadmissionpolicies"
     )
@@ -76,7 +76,7 @@ def versions(api: ApiServer) -> dict[str, str]:
 
 
 def init(*flags: str) -> int:
-    """Apply the overlay, with numbers that the four cores of n1 hold."""
+    """Apply the overlay with core counts that fit the four cores of n1."""
     return main(["cmk", "cluster-init", "--apply", IMAGE, "--num-exclusive-cores=2", *flags])
 
 
@@ -176,7 +176,7 @@ def test_the_difference_is_shown_and_nothing_changed(
 
 
 def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second command leaves the first node its numbers, image and taint, and other groups' keys as they are."""
+    """A command for n2 keeps n1's core counts, the image, the taint setting and the keys of other groups."""
     assert init("--host-list=n1", "--no-taint") == 0
     by_hand = f"# mine\n{keys(here)['config.yaml']}"
     edit(here, config_yaml=by_hand, config_broken_yaml="reserved: [")
@@ -195,7 +195,7 @@ def test_numbers_are_of_nodes(here: ApiServer, capsys: pytest.CaptureFixture[str
     assert main([*FOURTEEN, "--apply"]) == 0
     assert versions(here) == before
     edit(here, config_broken_yaml=None)
-    assert init("--host-list=n2", "--taint") == 0  # the numbers of all nodes again
+    assert init("--host-list=n2", "--taint") == 0  # the default core counts, as for n1
     assert group(here, "n2") is None
     assert "config.broken.yaml" not in keys(here)
 
@@ -217,7 +217,7 @@ def test_numbers_that_a_known_node_cannot_hold_are_refused(
 
 
 def test_another_client_that_writes_at_the_same_time_loses_nothing(here: ApiServer) -> None:
-    """The ConfigMap is applied for the version that was read: a group that came in between stays."""
+    """If another client changes the ConfigMap after it was read, apply fails, and the other client's group is kept."""
     from corepin.cmk import install
 
     assert init("--host-list=n1") == 0

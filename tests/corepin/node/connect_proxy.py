@@ -1,4 +1,4 @@
-"""An HTTP proxy on loopback that connects to one address alone, whatever it is asked for."""
+"""An HTTP CONNECT proxy on loopback that connects every tunnel to the same port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READY = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @dataclass
 class ConnectProxy:
-    """A running proxy, and what clients asked it for: `CONNECT host:port`, with their authorization."""
+    """A running proxy, and the requests it got: `CONNECT host:port` with the client's authorization."""
 
     url: str
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -22,7 +22,7 @@ class ConnectProxy:
 
 @contextmanager
 def connect_proxy(port: int) -> Iterator[ConnectProxy]:
-    """Run a proxy whose every tunnel ends at a port of this machine."""
+    """Run a proxy that connects every tunnel to a port of this machine."""
 
     class Tunnel(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -56,7 +56,7 @@ def connect_proxy(port: int) -> Iterator[ConnectProxy]:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy bytes until one of both ends."""
+    """Copy bytes until one of the connections is closed."""
     with suppress(OSError):
         while data := source.recv(2**16):
             target.sendall(data)

@@ -51,7 +51,7 @@ def test_folders_slices_and_classes_are_read(tmp_path: Path, monkeypatch: pytest
 def test_cpus_without_amounts_count_for_upstreams_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device without an amount is a CPU only if upstream's driver publishes it, as in its mode `individual`."""
+    """A device without a capacity counts as one CPU if its driver is `dra.cpu` (mode `individual`), else not at all."""
     slices = [
         {"spec": {"driver": "dra.cpu", "devices": [{"name": "cpudev000"}, {"name": "cpudev001"}]}},
         {"spec": {"driver": "gpu.example.com", "devices": [{"name": "gpu-0"}]}},

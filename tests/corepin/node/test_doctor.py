@@ -131,7 +131,7 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
 def test_cpus_beside_devices_are_looked_at_where_the_agent_is_to_publish_them(
     doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With `--near-cpus on` the numbers in the Node are listed; without the node's name or an API server they are not known."""
+    """`--near-cpus on` adds the check, which needs the node's name and an API server; by default there is no check."""
     command = [*doctor, "--socket", str(tmp_path / "s")]
     for more in ([], ["--node", "n1"]):
         assert main([*command, *more, "--near-cpus", "on"]) == 0

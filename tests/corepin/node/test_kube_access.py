@@ -1,4 +1,4 @@
-"""The access of our own client by a kubeconfig, or by the account of a pod."""
+"""API server access of corepin's client by kubeconfig or by a pod's service account."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_pod_uses_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_context_is_one_of_a_kubeconfig_in_a_pod_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a pod --context names the cluster of ~/.kube/config, and never that of the pod."""
+    """In a pod --context selects a cluster of ~/.kube/config, never the pod's own cluster."""
     (tmp_path / ".kube").mkdir()
     use(monkeypatch, tmp_path, {"token": "secret"})
     (tmp_path / "config").rename(tmp_path / ".kube" / "config")

@@ -1,4 +1,4 @@
-"""Commands reach a real API server as their kubeconfig says: through a proxy, by another name than its address."""
+"""Commands use `proxy-url` and `tls-server-name` of their kubeconfig with a real API server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def proxy(api: ApiServer) -> Iterator[ConnectProxy]:
 
 @pytest.fixture
 def point(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Return a function that writes the admin's kubeconfig with another cluster, and lets commands use it."""
+    """Return a function that changes cluster fields of the admin's kubeconfig and sets KUBECONFIG to the result."""
 
     def write(kubeconfig: Path | None = None, **cluster: str) -> Path:
         content = json.loads((kubeconfig or api.kubeconfig()).read_text())
@@ -53,7 +53,7 @@ def point(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 def create_pod(api: ApiServer) -> str:
-    """Create a pod in a namespace of its own, and return how `why` names it."""
+    """Create a pod in a new namespace, and return it as NAMESPACE/NAME."""
     space = api.create_namespace("proxied")
     spec = {"containers": [{"name": "main", "image": "x"}]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": space}, "spec": spec}
@@ -64,7 +64,7 @@ def create_pod(api: ApiServer) -> str:
 def test_commands_go_through_the_proxy_by_the_server_name(
     api: ApiServer, proxy: ConnectProxy, point: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`why` reads and `cmk discover` asks through the tunnel, and check the certificate by `tls-server-name`."""
+    """`why` and `cmk discover` use the tunnel, and verify the certificate against `tls-server-name`."""
     pod = create_pod(api)
     point(server=AWAY, proxy_url=proxy.url, tls_server_name="localhost")
 
@@ -85,7 +85,7 @@ def test_commands_go_through_the_proxy_by_the_server_name(
 def test_certificate_of_another_name_is_refused(
     proxy: ConnectProxy, point: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: dict[str, str]
 ) -> None:
-    """A certificate that bears neither the address's name nor `tls-server-name` ends the connection."""
+    """A certificate without the expected name, from the address or `tls-server-name`, fails the connection."""
     point(server=AWAY, proxy_url=proxy.url, **name)
 
     assert kubectl(["why", "default/web"]) == 2
@@ -118,7 +118,7 @@ def test_dashboard_watches_through_the_proxy(
 def test_proxy_that_does_not_answer_is_named_as_the_cause(
     point: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No command goes around a proxy that refuses connections."""
+    """If the proxy refuses connections, commands fail and do not connect directly."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     point(proxy_url=f"http://127.0.0.1:{port}")

@@ -73,7 +73,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each owner has its cores in the picture and a line with what the kernel says."""
+    """Each owner has its cores in the picture, and a line with the CPUs that the kernel reports."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         assert main(["map", "--socket", path]) == 0
 
@@ -89,7 +89,7 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_cache_alignment_is_shown() -> None:
-    """The map says that claims are aligned to caches if the agent publishes it, and otherwise nothing."""
+    """The map says that claims are aligned to caches only if the agent publishes `alignUncore`."""
     state = to_dict(replace(STATE, sets=replace(STATE.sets, align_uncore=True)))
     view = view_of_state(json.dumps(state).encode())
     assert view.caches == "claims get CPUs of one last-level cache where one has room (alignUncore)"
@@ -98,7 +98,7 @@ def test_cache_alignment_is_shown() -> None:
 
 
 def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The map counts free CPUs beside devices, from a Node also as schedulers count them; without the option none."""
+    """The map shows free CPUs beside devices, for a Node of its allocatable ones, and nothing if the option is off."""
     free = replace(STATE, free_devices=FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}}))
     count = free.near_free["near.corepin.io/nvidia.com.gpu"]
     with agent_socket(tmp_path / "s", to_json(free)) as path:
@@ -199,7 +199,7 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_words_of_a_machine_on_one_cpu_and_of_what_claims_nothing_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], vcpus: list[str], shown: str
 ) -> None:
-    """CPUs are counted, not vCPUs; a container without a claim runs on CPUs that its pod's machine owns: none are shared."""
+    """A VM's line counts vCPUs and names their CPUs; a container beside it runs on the VM's CPUs, not on shared ones."""
     state = to_dict(STATE)
     pod = next(pod for pod in state["pods"] if pod["name"] == "web")
     owner = pod["containers"]["main"]
@@ -234,7 +234,7 @@ def test_threads_of_a_container_that_may_run_on_more_are_counted(
 
 
 def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A count that is not known is left out with its reason, and a count that did not grow is 0."""
+    """Noise is shown per second: an unknown count is replaced by its reason, and an unchanged count is 0."""
     state = to_dict(STATE)
     web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
     web["noise"] = {
@@ -442,7 +442,7 @@ def test_cluster_out_of_reach(
 
 @contextmanager
 def watching(path: str, output: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a `corepin map --watch` that writes into a descriptor, for as long as the block takes at most."""
+    """Run `corepin map --watch` with a descriptor as its output; kill it at the end of the block."""
     code = "import sys; from corepin.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-W", "error", "-c", code, "map", "--socket", path, "--watch"]
     environment = os.environ | {"TERM": "xterm"}
@@ -454,7 +454,7 @@ def watching(path: str, output: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_until(descriptor: int, words: str) -> str:
-    """Read until some words came, or the end; fail when neither comes."""
+    """Read until the words or the end of file; fail after SECONDS without output."""
     text = ""
     while words not in text:
         assert select.select([descriptor], [], [], SECONDS)[0], f"no {words!r} after {text!r}"

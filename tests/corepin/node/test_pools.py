@@ -19,7 +19,7 @@ from tests.pinning.budgets import budgeted
 
 
 def put(*given: Any, **more: Any) -> Any:
-    """Return a pod with a budget that runs."""
+    """Return a running pod with a CPU budget."""
     document = {**budgeted("a", *given, **more), "status": {"phase": "Running"}}
     document["spec"]["nodeName"] = "node-1"
     return document

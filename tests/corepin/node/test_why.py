@@ -1,4 +1,4 @@
-"""`corepin why`: the timeline of a pod, from what the agent and Kubernetes write."""
+"""`corepin why`: the timeline of a pod, from its status, annotations and events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATER = "2026-11-20T10:00:07Z"
 
 
 def shown(document: Pod, *others: Pod, **state: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a pod with its events as the API server shows them once the agent has reported."""
+    """Return a pod and its events after the agent has reported."""
     after = state_of(*others, document, **state)
     own: dict[str, Any] = dict(document["metadata"] or {})
     uid = own["uid"]
@@ -46,7 +46,7 @@ def shown(document: Pod, *others: Pod, **state: Any) -> tuple[dict[str, Any], li
 
 
 def served(pod: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an API server's objects about a pod, by path."""
+    """Return a pod and its events by their paths on the API server."""
     folder, name = "/api/v1/namespaces/default", pod["metadata"]["name"]
     return {
         f"{folder}/pods/{name}": pod,
@@ -60,7 +60,7 @@ def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
 
 
 def test_timeline_of_a_pinned_pod() -> None:
-    """The timeline has claim, node, start, decision and proof in the order of their times, and no waits."""
+    """The timeline has claim, node, start, decision and proof in chronological order, and no waits."""
     timeline = timeline_of(
         *shown(
             bound(
@@ -135,7 +135,7 @@ def test_noise_is_in_the_timeline() -> None:
 
 
 def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
-    """The status says why interrupts may use the CPUs of a pod that asks for quiet ones, which its wish names."""
+    """The timeline shows the requested noise and irq policies, and the reasons why they are not in effect."""
     words = {"noise-policy.corepin.io/pod": "quiet", "irq-policy.corepin.io/pod": "devices, eth1"}
     pod, _ = shown(bound("web", annotations={**EXCLUSIVE, **words}))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
@@ -163,7 +163,7 @@ def test_devices_are_among_the_proofs() -> None:
 
 
 def test_timeline_has_the_moments_of_devices() -> None:
-    """The kubelet was asked for the devices and named them before the container was placed, or moved, beside them."""
+    """The timeline shows when the agent asked the kubelet for devices, and the answer, before decision and proof."""
     pod, events = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     asked, named = WHEN.replace("10:00:00", "09:59:58"), WHEN.replace("10:00:00", "09:59:59")
@@ -192,7 +192,7 @@ def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: 
 
 
 def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
-    """Without the admission policy users can write anything into the annotation, also text that is not a list of CPUs."""
+    """An invalid CPU list is shown without a count; without the admission policy users can write the annotation."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     status["containers"]["main"] |= {"origin": "dra", "claims": ["x"], "numaNodes": [0], "cpus": "zzz"}
@@ -300,7 +300,7 @@ def test_claims_that_containers_name_are_in_the_timeline() -> None:
 
 
 def test_everything_that_can_be_waited_for_is_named() -> None:
-    """Waits for gate, kubelet, kernel, and for drift, foreign tasks and unreadable annotations are named."""
+    """Waits have the cause: invalid annotations, CPUs not applied, foreign tasks, the gate or the kubelet."""
     pod, _ = shown(bound("web", annotations=EXCLUSIVE))
     main_status = {"policy": "exclusive", "cpus": "1,5", "smtPolicy": "prefer", "numaPolicy": "packed"}
     main_status |= {"pinned": False, "drift": True, "intruders": ["a/b/c"]}  # type: ignore[dict-item]
@@ -339,7 +339,7 @@ def test_timeline_has_what_the_webhook_added() -> None:
     [(0.0, "before its first instruction"), (0.25, "it may have run elsewhere for 0.25 s"), (None, "cgroup")],
 )
 def test_timeline_shows_how_long_a_container_ran_unpinned(window: float | None, words: str) -> None:
-    """The time between the first instruction and the right CPUs is shown where it is known."""
+    """The proof shows how long the container ran before it got its CPUs, if that is known."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
     status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
     if window is not None:
@@ -389,7 +389,7 @@ def test_command_prints_the_timeline(
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
 ) -> None:
-    """However the pod is named, its timeline fits the screen, and control characters in it are spelled out."""
+    """Each way to name the pod gives its timeline, wrapped to the terminal's width, with escaped control characters."""
     pod, events = shown(bound("web", annotations=ISOLATE))
     events.append({"metadata": {}, "type": "Warning", "reason": "Odd", "message": "\x1b[31mred"})
     events.append({"metadata": {}, "type": "Warning", "firstTimestamp": "\x1b[2J"})
@@ -468,7 +468,7 @@ def with_claim(**facts: Any) -> dict[str, Any]:
 
 
 def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
-    """The number that was asked for is named where the scheduler rounded it up."""
+    """The entry of a claim has its CPUs, the requested number if it was rounded up, NUMA nodes and age."""
     now = datetime(2026, 11, 20, 10, 0, 3, tzinfo=UTC)
     timeline = timeline_of(with_claim(prepared=WHEN), [], now)
     words = "claim team/vmi-1-cpu: 12 of 11 asked, numa 0, prepared 3 s ago"
@@ -477,7 +477,7 @@ def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
 
 @pytest.mark.parametrize(("tries", "often"), [(1, "1 time"), (3, "3 times")])
 def test_claim_that_the_kubelet_does_not_ask_for_is_what_the_pod_waits_for(tries: int, often: str) -> None:
-    """The wait is shown with the time at which the claim got its CPUs."""
+    """The wait has the time at which the claim got its CPUs, and the number of reminders to the kubelet."""
     timeline = timeline_of(with_claim(waits=WHEN, tries=tries), [])
     assert timeline.waits == (
         f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; reminded {often}",

@@ -46,7 +46,7 @@ def text(
 
 
 def test_each_thread_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON has the CPU of each vCPU in order; the text has the number of each."""
+    """JSON lists the CPUs in vCPU order; the text names each vCPU with its CPU."""
     document = vmi("cores: 3, isolateEmulatorThread: true")
 
     assert machines(capsys, tmp_path, document) == {

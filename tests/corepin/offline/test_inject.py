@@ -1,4 +1,4 @@
-"""`corepin inject`: what the mutating webhook adds, in documents of every shape, and what it leaves alone."""
+"""`corepin inject`: the mutating webhook's changes to documents of every shape; other content is unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFF = "sidecarLimits: off\n"
 
 
 def inject(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[Any], str]:
-    """Run the command, and return the documents that it prints and what it says on standard error."""
+    """Run the command, and return the documents that it prints and its standard error."""
     assert main(["inject", *arguments]) == 0
     captured = capsys.readouterr()
     return [document for _, document in read_yaml(captured.out)], captured.err
@@ -86,7 +86,7 @@ def test_keys_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_every_workload_is_completed_in_its_template(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str, kind: str
 ) -> None:
-    """The pods that a controller makes of the template need nothing more; the workload itself stays."""
+    """The template gets all additions of its pods; the workload's other fields are unchanged."""
     path = TEMPLATES[group, kind]
     template: Any = {"spec": {"containers": [{"name": "a", "resources": {"limits": {CORES: 3}}}]}}
     for key in reversed(path):
@@ -121,7 +121,7 @@ def test_other_documents_pass_through(
 
 
 def test_entries_of_lists_are_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lists stay lists: the entries of an untyped, a typed and a nested one are completed where they stand."""
+    """Entries of untyped, typed and nested lists are injected in place."""
     pods = "apiVersion: v1\nkind: PodList\nitems:\n- spec: {containers: [{name: a, resources: {limits: {%s: 1}}}]}\n"
     nested = (
         "apiVersion: v1\nkind: List\nitems:\n"

@@ -1,4 +1,4 @@
-"""`corepin plan` with controllers and what they own, as `kubectl get -o yaml` prints them together."""
+"""`corepin plan` with controllers and their pods, as `kubectl get -o yaml` prints them together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tables import table
 def owned_by(
     kind: str, name: str = "web", group: str = "apps/v1", uid: str = "", controller: str = "true"
 ) -> str:
-    """Return the reference to an owner, as it stands in metadata."""
+    """Return an `ownerReferences` field with one owner."""
     reference = f"apiVersion: {group}, kind: {kind}, name: {name}, uid: '{uid}', controller: {controller}"
     return f"ownerReferences: [{{{reference}}}]"
 
@@ -64,7 +64,7 @@ def test_what_is_owned_counts_with_its_controller(
     names: list[str],
     owned: str,
 ) -> None:
-    """Pods, ReplicaSets and their controller are planned once, by the outermost one, and a note names the others."""
+    """A controller and the objects it owns are planned once, as the controller; a note names the owned ones."""
     events, notes = planned(capsys, tmp_path, *documents)
 
     assert [event["pod"] for event in events] == names
@@ -119,7 +119,7 @@ def test_a_pod_without_its_controller_is_planned(
 
 
 def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A halted VirtualMachine brings no pod; its instance that still runs is counted."""
+    """A halted VirtualMachine adds no pod, but its instance that still runs is planned."""
     documents = (
         virtual("VirtualMachine", "runStrategy: Halted"),
         virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),

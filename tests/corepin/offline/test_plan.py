@@ -1,4 +1,4 @@
-"""`corepin plan`: JSON lines after each event, a picture after the last one, and errors in one line."""
+"""`corepin plan`: a JSON line for each event, a picture after the last one, and errors in one line."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_machine_from_standard_input(
 def test_the_text_shows_machine_reasons_and_hidden_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The text has machine, owners with their rules, refusals and the cores that are lost beside them."""
+    """The text has the machine, owners with their policies, refusals, and CPUs that stay idle because of a policy."""
     config = tmp_path / "node.yaml"
     config.write_text("pools: {exclusive_cores: 6, shared_cores: 1}\n")
     beside = "- {name: proxy, resources: {requests: {cpu: 700m}}}\n"
@@ -403,7 +403,7 @@ def test_free_cpus_beside_the_next_device_are_counted(
 
 
 def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod that asks for more devices than are free gets none and a warning; a pod that goes gives its own back."""
+    """A pod that requests more devices than are free gets none and a warning; a deleted pod frees its devices."""
     gone = GPU_POD.replace("metadata: {{", "metadata: {{deletionTimestamp: 2026-01-01T00:00:00Z, ")
     pods = [GPU_POD.format(name="a", gpus=2), GPU_POD.format(name="b", gpus=1)]
     given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,0"]

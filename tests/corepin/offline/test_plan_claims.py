@@ -1,4 +1,4 @@
-"""`corepin plan --claim`: what ResourceClaims of so many CPUs would get."""
+"""`corepin plan --claim`: the CPUs that ResourceClaims would get."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> 
 def test_claims_get_whole_cores_of_the_first_device_with_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is a line after each claim, with all before it; one that does not fit says what room there is."""
+    """Each claim adds a line with the claims so far; a claim that does not fit has the free CPUs of each device."""
     first, second, third = planned(tmp_path, capsys, "--claim", "3", "--claim", "5500m", "--claim", "4")
     one = {"asked": 3, "device": "cpudevnuma000", "cpus": "1-2,9-10", "numaNodes": [0]}
     two = {"asked": 6, "device": "cpudevnuma001", "cpus": "4-6,12-14", "numaNodes": [1]}
@@ -71,14 +71,14 @@ def test_claims_come_after_the_pods(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_cpus_beside_free_devices_are_counted_without_those_of_claims(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No pod has the device, so that it stays free; each claim takes a core of its NUMA node."""
+    """Each claim reduces the free CPUs beside a free device by the CPUs it takes on the device's NUMA node."""
     near, flags = "near.corepin.io/nvidia.com.gpu", ("--claim", "2", "--claim", "2")
     found = planned(tmp_path, capsys, "--device", "nvidia.com/gpu=0", *flags)
     assert [line["nearCPUs"] for line in found] == [{near: 4}, {near: 2}]
 
 
 def test_claim_of_a_pod_is_not_one_of_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod that names a claim is planned as without --claim: whose CPUs that claim has is not in its document."""
+    """A pod that names a claim does not use the CPUs of --claim, because its document has no allocation."""
     source = written(tmp_path, CLAIMING_POD)
     first, second = planned(tmp_path, capsys, "-f", source, "--claim", "2")
     assert first["assignments"] == second["assignments"]

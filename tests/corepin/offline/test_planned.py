@@ -1,4 +1,4 @@
-"""`corepin plan` with workloads and virtual machines: how many pods they bring, what these are called and claim."""
+"""`corepin plan` with workloads and virtual machines: number, names and CPU claims of their pods."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ INSTANCE = DEDICATED.removeprefix("template: {spec: {").removesuffix("}}")
 def test_machines_claim_what_their_launchers_will(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, claims: dict[str, int]
 ) -> None:
-    """Dedicated CPUs are counted as KubeVirt counts them; annotations reach the launcher; others run shared."""
+    """A VM with dedicated CPUs, or with annotations for its launcher, claims the CPUs that KubeVirt would request."""
     events, notes = planned(capsys, tmp_path, document)
     last = events[-1]["cpus"]
 

@@ -1,4 +1,4 @@
-"""`corepin validate`: verdicts for people and for programs, exit codes, and the same answer as the server's."""
+"""`corepin validate`: verdicts as text and JSON, exit codes, and the same causes as the webhook's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_valid_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pod is judged as after injection: valid, with a warning for each mount; other objects are just valid."""
+    """A pod is validated as if it were injected, with a warning for each mount; other objects are valid."""
     code, (pod, config_map) = verdicts(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
 
     assert code == 0
@@ -74,7 +74,7 @@ def test_text_is_one_block_for_each_object(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_template_problems_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A workload is never refused: its template's problems come with the path from the whole object."""
+    """Problems of a workload's template are warnings with the full field path, and never refusals."""
     document = DEPLOYMENT.replace(": 1}", ": 0}")
 
     code, (deployment,) = verdicts(capsys, "-f", written(tmp_path, document))

@@ -22,7 +22,7 @@ def named(*names: str) -> dict[str, Any]:
 
 
 def published() -> dict[str, Any]:
-    """Return a node as its agent published it."""
+    """Return a node with the annotations of its agent."""
     from agent.config import NodeOptions
     from agent.report.desired_node import pools_text, topology_text
 
@@ -95,7 +95,7 @@ IS_THERE = {AGENT_SET: {"metadata": {"name": "corepin-agent", "uid": "u1"}}}
 
 
 def kubectl_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program that is called kubectl first on the PATH."""
+    """Put a fake kubectl first on the PATH."""
     program = folder / "kubectl"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -105,7 +105,7 @@ def kubectl_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
 def test_doctor_runs_where_the_agent_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The plugin executes `corepin doctor` in the pod of the node's agent, and its exit code is ours."""
+    """The plugin executes `corepin doctor` in the agent's pod on the node, and returns its exit code."""
     kubectl_that(tmp_path, monkeypatch, 'echo "$@"; exit 1')
     pods = {"items": [*named("strange")["items"], controlled("agent-x")]}
     with api_objects(tmp_path, {pods_on("n1"): pods, pods_on("n2"): named(), **IS_THERE}) as config:
@@ -125,7 +125,7 @@ def test_doctor_runs_where_the_agent_is(
 def test_doctor_executes_in_no_pod_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """During an update the agent before has the phase Running until it has ended."""
+    """`doctor` skips a terminating agent pod, which has the phase Running until it exits."""
     kubectl_that(tmp_path, monkeypatch, 'echo "$4"')
     ending = controlled("agent-old")
     ending["metadata"]["deletionTimestamp"] = "2026-11-28T07:00:00Z"
@@ -153,7 +153,7 @@ def test_doctor_executes_in_no_pod_that_ends(
 def test_exit_code_of_a_doctor_that_could_not_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], script: str, code: int
 ) -> None:
-    """`doctor` ends with 1 only for problems that it found; kubectl's own failures end with 1 too."""
+    """Exit code 1 of kubectl means findings only if doctor has printed its summary; otherwise the plugin returns 2."""
     kubectl_that(tmp_path, monkeypatch, script)
     with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:
         monkeypatch.setenv("KUBECONFIG", str(config))

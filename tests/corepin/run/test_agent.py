@@ -48,7 +48,7 @@ def test_flags_have_defaults_that_fit_the_daemon_set() -> None:
 
 
 def test_nri_is_used_where_it_is() -> None:
-    """By default the usual NRI socket is used once it exists; a flag names another one or none."""
+    """The default is the usual NRI socket; the flag names another one or turns NRI off."""
     found = [config("--node", "n1", *more).nri for more in ((), ("--nri", "/run/n.sock"), ("--nri", "off"))]
     assert found == [Path("/var/run/nri/nri.sock"), Path("/run/n.sock"), None]
 

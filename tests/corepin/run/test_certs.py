@@ -45,7 +45,7 @@ def test_names_addresses_and_days_reach_the_certificate(tmp_path: Path) -> None:
 
 
 def test_existing_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One file in the way stops everything before anything is written, and is named with the remedy."""
+    """If one of the files exists, nothing is written; the error names the file and --force."""
     (tmp_path / "tls.crt").write_text("mine")
 
     assert issue(tmp_path) == 2
@@ -56,7 +56,7 @@ def test_existing_files_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_force_replaces_the_whole_set(tmp_path: Path) -> None:
-    """With --force all four files are new and belong together."""
+    """--force replaces all four files by a matching set."""
     assert issue(tmp_path) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 

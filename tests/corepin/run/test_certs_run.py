@@ -1,4 +1,4 @@
-"""`corepin certs run`: flags, variables and refusals; what it does is tested beside `certs`."""
+"""`corepin certs run`: flags, variables and refusals; tests/certs has the tests of the rotation."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_without_a_cluster_it_is_refused_in_one_line(
 
 
 def test_pause_ends_with_the_wait() -> None:
-    """The pause ends with a short wait; during a long one the rotation looks again at each interval."""
+    """The pause is the rest of the rotation's wait, at most the interval."""
     interval = timedelta(seconds=10)
     now = datetime.now().astimezone()
 

@@ -1,4 +1,4 @@
-"""`corepin gate`: what lets a pod pass, what it prints while it waits, and how it ends."""
+"""`corepin gate`: the statuses that release a pod, the messages while it waits, and its exit."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_termination_message_is_printable(tmp_path: Path) -> None:
 
 
 def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
-    """In a pod that is not restarted the gate prints a refusal once and waits for CPUs."""
+    """In a pod with restartPolicy Never the gate prints each new refusal and keeps waiting for CPUs."""
     swap(tmp_path, status(main=refusal("no room")))
     with waiting(tmp_path, "Never") as process:
         assert line(process) == "main: no room"

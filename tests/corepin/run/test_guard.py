@@ -1,4 +1,4 @@
-"""`corepin guard`: its flags, and when it knows that the agent only observes."""
+"""`corepin guard`: its flags, and how it detects that the agent only observes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corepin.run.guard import exempt, observes
 def test_namespaces_that_always_start(
     flags: tuple[str, ...], variables: dict[str, str], found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pods in the guard's own namespace always start, and in those that the operator names."""
+    """The guard exempts pods in its own namespace and in the namespaces of --exempt."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert exempt(cli.build_parser().parse_args(["guard", *flags])) == found
@@ -44,7 +44,7 @@ def test_namespaces_that_always_start(
 def test_it_observes_when_the_agent_does(
     kubelet: str | None, config: str | None, *, expected: bool, tmp_path: Path
 ) -> None:
-    """The guard observes if the agent's configuration says so; with an unreadable one it guards."""
+    """The guard only observes if the agent would, by its configuration or the kubelet's state; otherwise it guards."""
     state, file = tmp_path / "cpu_manager_state", tmp_path / "config.yaml"
     if kubelet:
         state.write_text(json.dumps({"policyName": kubelet}))
@@ -54,7 +54,7 @@ def test_it_observes_when_the_agent_does(
 
 
 def test_it_observes_where_the_group_of_the_node_does(tmp_path: Path) -> None:
-    """The agent left the group in its directory; other groups' files do not count, nor does a missing one."""
+    """The guard reads the node's group from the agent's directory and uses the group's file; a missing one is ignored."""
     file, memory = tmp_path / "config.yaml", GroupMemory(tmp_path, "n1")
     file.write_text("observe: true")
     (tmp_path / "config.big.yaml").write_text("observe: false")

@@ -25,7 +25,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_flags_have_defaults_that_fit_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without flags: all interfaces, mounted files, any client, optional configuration."""
+    """By default the webhook listens on all interfaces, reads mounted files, and accepts any client."""
     for flag in ("--listen", "--tls-cert", "--client-ca", "--client-name", "--config", "--mutations"):
         monkeypatch.delenv(variable(flag), raising=False)
     found = _options(cli.build_parser().parse_args(["webhook"]))
@@ -188,7 +188,7 @@ def test_help_shows_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_starts_without_what_it_does_not_need() -> None:
-    """Building the parser imports nothing that serves or signs."""
+    """Building the parser does not import the server and certificate libraries, which are slow to load."""
     heavy = {"fastapi", "uvicorn", "prometheus_client", "cryptography", "jsonpatch"}
     script = f"import sys; from corepin import cli; cli.build_parser(); print({heavy} & sys.modules.keys())"
 
