@@ -11,7 +11,7 @@ import httpx
 _NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-# A server that does not listen refuses at once; one that listens and has no CPU for seconds is waited for.
+# Timeout for servers that accept a connection but answer late; a server that does not listen refuses at once.
 SECONDS: Final = 60.0
 
 

@@ -33,6 +33,6 @@ def until_equal(what: str, look: Callable[[], Found], wanted: Found, seconds: fl
 
 
 async def settle() -> None:
-    """Let the event loop take turns, so that every task runs until it waits for something outside of the loop."""
+    """Run the event loop for some iterations, so that every task runs until it waits for I/O or a timer."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)

@@ -24,7 +24,7 @@ WORKLOADS: Final = (
     (SYSTEM, "deployment/corepin-webhook"),
     (AGENT, "daemonset/corepin-agent"),
 )
-# The tests' own timeouts, instead of a minute and a half each: this kubelet checks Secrets every five
+# Delays of the certificates' rotation, shorter than the defaults because this kubelet syncs Secrets every five
 # seconds.
 TIMES: Final = {"COREPIN_SETTLE": "5", "COREPIN_KUBELET_SYNC": "10", "COREPIN_INTERVAL": "1"}
 _PATIENCE: Final = "--timeout=180s"
@@ -94,7 +94,7 @@ class Cluster(KubeNode):
         until_equal("pods are gone", self.pods, [])
 
     def _overlay(self, folder: Path, name: str, replicas: int) -> dict[str, Any]:
-        """Return a kustomization that changes replicas, variables, the kubelet's cgroup paths, and the webhooks' timeout."""
+        """Return a kustomization that changes replicas, variables, the kubelet's cgroup root and the webhooks' timeout."""
         return {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",

@@ -48,7 +48,7 @@ def node_place(directory: Path, folders: Mapping[Path, Path]) -> Iterator[Place]
         pods, services = (f"10.{second}.{host.near.split('.')[2]}.0/24" for second in (232, 231))
         ip("route", "add", pods, "via", host.address, "dev", host.interface)
         ready = directory / "ready"
-        # As systemd mounts it, because mounts of volumes must reach the pods.
+        # Shared propagation, as under systemd, so that volume mounts reach the pods.
         steps = ["mount --make-rshared /"]
         steps += [f"mount --bind {own} {there}" for there, own in folders.items()]
         steps += ["echo 1 >/proc/sys/net/ipv4/ip_forward", f"touch {shlex.quote(str(ready))}"]

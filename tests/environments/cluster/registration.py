@@ -17,18 +17,18 @@ REGISTRATION = Path(__file__).parents[3] / "manifests" / "base" / "registration.
 CHECKS = {"pods.validate.corepin.io", "kubevirt.validate.corepin.io"}  # fail closed here, as in `hardened`
 INSTANCE = "e2e.corepin.io/instance"  # the namespace label that selects a webhook of the tests
 MAIN = "main"
-LONGEST_TIMEOUT = 30  # seconds, the API's maximum: no call of a test's webhook fails by it on a busy machine
+LONGEST_TIMEOUT = 30  # seconds, the API's maximum, so that webhook calls do not time out on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One webhook with the namespaces that it serves: those with its label; `main` those without any."""
+    """One webhook, registered for namespaces with its label; `main` is for namespaces without the label."""
 
     name: str
     url: str
     ca_bundle: bytes
     failure_policy: str | None = None  # None: the validating webhook fails closed, the mutating one open
-    timeout_seconds: int | None = LONGEST_TIMEOUT  # None: as the manifests say
+    timeout_seconds: int | None = LONGEST_TIMEOUT  # None: the manifests' value
 
     def documents(self) -> list[dict[str, Any]]:
         """Return its registrations."""

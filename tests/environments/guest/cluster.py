@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.environments.server.apiserver import ApiServer
 
-SECONDS = 900.0  # time limit of actions that take one to sixty seconds, and more beside other tests
+SECONDS = 900.0  # timeout of actions that take 1 to 60 seconds on an idle host
 ANSWER_SECONDS = 60.0  # time limit of an answer of the API server
 PODS = "/api/v1/namespaces/default/pods"
 CGROUPS = Path("/sys/fs/cgroup/kubepods")
@@ -55,8 +55,8 @@ class Cluster:
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its output, with warnings and errors.
 
-        A request that an overloaded API server gave up, after ten or 34 seconds, is repeated; it may have
-        succeeded.
+        A request that timed out on an overloaded API server is retried; AlreadyExists and NotFound of a retry
+        count as success.
         """
         answer, status = self._typed(words, stdin)
         said = answer

@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHECKOUT = Path(__file__).parents[3]
-SILENT_SECONDS = 180.0  # between two lines of a booting kernel: less than ten on a busy machine
+SILENT_SECONDS = 180.0  # maximum silence of a booting kernel; the usual one is below 10 s on a busy host
 BOOTS = 3
-# Message of a kernel whose emulated timers have stopped; repeated each minute of a grace period.
+# RCU stall: the emulated timers have stopped. The kernel repeats it each minute of one grace period.
 STALLED = re.compile(r"rcu_preempt kthread starved for (\d+) jiffies! (g\d+)")
 JIFFIES = 250.0  # clock ticks per second in the guest
-# Message for each CPU in turn, endlessly, while one waits for an interrupt that the emulation has lost.
+# Soft lockup: a CPU waits for an interrupt that the emulation has lost. The kernel repeats it for each CPU.
 LOCKED = re.compile(r"soft lockup - CPU#\d+ stuck for (\d{3,})s")
-# Message of a kernel that panics because a CPU came to a breakpoint that the kernel sets while it changes its own code,
-# and had taken away since: seen on emulated CPUs of Linux 6.12, in one of two starts.
+# Panic by a stale int3 of the kernel's text patching: an emulated CPU runs the breakpoint after its removal.
+# Linux 6.12 does so in one of two boots.
 TRAPPED = re.compile(r"\bint3: 0000 \[#\d+\]")
-# The kernel writes both, too, after a time in which the host gave the machine no CPU. Of 16 busy CPUs beside four
-# loops on two CPUs each has a tenth.
+# The kernel logs stalls and lockups also when the host starves the machine. They count only if the machine could
+# run for this share of the time; 16 busy vCPUs beside four loops on two CPUs get 0.1 each.
 LEAST_SHARE = 0.03
 BOOTED = "booted"  # message of the first program
 PORT = "corepin.facts"  # the virtio port on which the scenario reports
 _SPEED = "mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1 cryptomgr.notests=1"  # the guest runs no untrusted code
 _CONSOLE = "earlyprintk=ttyS1 console=ttyS1"  # safe: no untrusted code runs
-# Two checks that depend on ticks, which are late on a busy host: a check that panics without them, and each
-# CPU's calibration of its delay loop. The loops of a CPU of 4 GHz are long enough for any.
+# Skip two checks that need punctual ticks, which a busy host delays: the timer check, which panics, and each
+# CPU's delay-loop calibration. The value is that of a 4 GHz CPU, so delays are never too short.
 _TIMER = "no_timer_check lpj=16000000"
-BACKSTOP = 10.0  # times the seconds in which it may run: wall time until it is ended without this process
+BACKSTOP = 10.0  # wall time, as a multiple of `seconds`, after which `timeout` kills the machine
 _POLL_SECONDS = 0.2
 _NOISE = "TCG doesn't support requested feature"
 
@@ -60,7 +60,7 @@ class GuestMachine:
     cpus: str
     memory: str
     numa: tuple[str, ...] = ()
-    seconds: float = 2400.0  # six times the duration of its scenario beside other tests
+    seconds: float = 2400.0  # run time limit, six times the usual duration
     devices: tuple[str, ...] = ()  # QEMU's arguments for further devices
 
 
@@ -69,7 +69,7 @@ def _words(option: str, *values: str) -> tuple[str, ...]:
 
 
 TWO_SOCKETS = GuestMachine("16,sockets=2,cores=4,threads=2", "3G", ("1536M,cpus=0-7", "1536M,cpus=8-15"))
-# The same with a NUMA node of memory only, near the second socket, and a device or two beside each node.
+# TWO_SOCKETS with a memory-only NUMA node near the second socket, and one or two PCI devices on each node.
 _DISTANCES = ((0, 1, 20), (0, 2, 40), (1, 2, 12))
 _PORTS = ((10, 0), (11, 1), (12, 1), (13, 2))
 WITH_DEVICES = replace(
@@ -117,11 +117,11 @@ class Report:
 def boot(
     scenario: str, directory: Path, *, machine: GuestMachine = TWO_SOCKETS, kernel_options: str = ""
 ) -> Report:
-    """Run the module `scenario` in a guest; the guest has ended when this returns.
+    """Run the module `scenario` in a guest until the guest exits.
 
-    Three of some fifty starts on a busy machine never reached our first program, and one lost its timers
-    later, which its kernel reported. Such a machine is started again, and the kernel's message is shown, as after a
-    breakpoint of the kernel's own; another failure after the first program is never retried.
+    A boot is retried, up to three boots, if the machine does not reach our init program, if its kernel stalls, or
+    after a stale breakpoint; the console is printed. Other failures are not retried. On a busy host 3 of 50
+    boots do not reach init.
     """
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
@@ -137,7 +137,7 @@ def boot(
 def running_guest(
     scenario: str, directory: Path, *, machine: GuestMachine, kernel_options: str = ""
 ) -> Iterator[Guest]:
-    """Run the module `scenario` in a guest until the block ends; the block begins after its first message."""
+    """Run the module `scenario` in a guest until the block ends, which begins after the init program's first message."""
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))
@@ -184,7 +184,7 @@ class _Files:
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
         self.has_stalled = False
-        self.stalls: list[str] = []  # the grace periods that the kernel could not end, once per message
+        self.stalls: list[str] = []  # RCU grace periods of the stall messages, one entry per message
         self._is_locked, self._judged = False, 0
         self.facts, self.console, self.qemu = (
             directory / name for name in ("facts.jsonl", "console.log", "qemu.log")
@@ -193,12 +193,12 @@ class _Files:
             file.touch()
 
     def has_booted(self) -> bool:
-        """Return whether the first program has written, on the console or as a fact."""
+        """Return whether the init program has written to the console or reported a fact."""
         said = self.console.read_text(errors="replace").splitlines()
         return BOOTED in said or self.facts.stat().st_size > 0
 
     def has_trapped(self) -> bool:
-        """Return whether the kernel ended at a breakpoint of its own."""
+        """Return whether the kernel panicked on a stale breakpoint."""
         return TRAPPED.search(self.console.read_text(errors="replace")) is not None
 
     def size(self) -> int:
@@ -206,7 +206,7 @@ class _Files:
         return self.console.stat().st_size + self.facts.stat().st_size
 
     def _judge(self, clock: RunnableClock) -> None:
-        """Read new messages of stalls and lock-ups; those of a machine that had no CPU do not count."""
+        """Record new stall and lockup messages, except those of a time in which the host starved the machine."""
         new = self.console.read_bytes()[self._judged :]
         lines = new[: new.rfind(b"\n") + 1]
         self._judged += len(lines)
@@ -220,11 +220,11 @@ class _Files:
             self._is_locked = True
 
     def repeats_a_stall(self, clock: RunnableClock) -> bool:
-        """Return whether it reported one grace period twice, or a CPU locked for over a hundred seconds."""
+        """Return whether the kernel reported a stall of one grace period twice, or is locked up."""
         return self.is_locked(clock) or len(self.stalls) != len(set(self.stalls))
 
     def is_locked(self, clock: RunnableClock) -> bool:
-        """Return whether a CPU was locked for more than a hundred seconds."""
+        """Return whether a soft lockup of at least 100 seconds was reported."""
         self._judge(clock)
         return self._is_locked
 
@@ -234,7 +234,7 @@ class _Files:
 
 
 def _run(command: list[str], files: _Files, seconds: float) -> None:
-    """Run one guest to its end, or until it is silent for too long before its first program starts."""
+    """Run one guest until it exits, does not boot, stalls or exceeds its time."""
     with _running(command, files) as guest:
         clock = RunnableClock(guest.pid)
         if _comes_up(guest, files, clock):
@@ -255,7 +255,7 @@ def _running(command: list[str], files: _Files) -> Iterator[subprocess.Popen[byt
 
 
 def _comes_up(guest: subprocess.Popen[bytes], files: _Files, clock: RunnableClock) -> bool:
-    """Wait for the first program; return False if the machine ends, stalls or locks up before."""
+    """Wait for the init program; return False if the machine exits, is silent for too long or locks up before it."""
     size, deadline = 0, clock.seconds() + SILENT_SECONDS
     while not files.has_booted():
         if guest.poll() is not None or clock.seconds() > deadline:
@@ -271,10 +271,10 @@ def _comes_up(guest: subprocess.Popen[bytes], files: _Files, clock: RunnableCloc
 def _comes_to_its_end(
     guest: subprocess.Popen[bytes], files: _Files, clock: RunnableClock, seconds: float
 ) -> None:
-    """Wait until the machine ends, its time is over, or its kernel has stalled for good.
+    """Wait until the machine exits, exceeds its time, or its kernel has stalled permanently.
 
-    It has stalled if it reports one grace period twice or a CPU locked for long, or reports once and is
-    silent for too long. Times are those in which it could run.
+    A stall is permanent if the kernel reports it twice or locks up, or if silence follows the first report.
+    The limits apply to the time in which the machine could run.
     """
     over = clock.seconds() + seconds
     size, silent = 0, clock.seconds() + SILENT_SECONDS

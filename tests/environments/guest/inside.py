@@ -57,14 +57,14 @@ def uptime() -> float:
 
 @dataclass
 class Agent:
-    """The agent, started by the process that has imported its libraries."""
+    """The agent, forked from a process that has imported its libraries."""
 
     arguments: list[str]
     starter: Connection
     pid: int = 0
 
     def start(self, cgroup: str = "") -> None:
-        """Start an agent; with a cgroup as a container does, whose cgroup namespace begins there."""
+        """Start an agent, in a cgroup and with that cgroup as the root of its cgroup namespace if one is given."""
         self.starter.send(Start(self.arguments, cgroup))
         self.pid = self.starter.recv()
 
@@ -128,14 +128,14 @@ class Node:
         return ""
 
     def refused(self, name: str, cpus: int, annotations: Mapping[str, str]) -> str:
-        """Show a pod that does not fit, and return why its container is not created after the refusal."""
+        """Add a pod that does not fit, wait for the agent's refusal, and return NRI's error for its container."""
         self.edit(name, cpus, annotations)
         self._pods[name] = self.containerd.run_pod(name, _uid(name), annotations)
         wait_until(lambda: (ask() or {}).get("refusals"))
         return self.create(name)
 
     def first(self, name: str) -> str:
-        """Return the CPUs that a pod's container logged first."""
+        """Return the CPUs in the container's log."""
         log = self.containerd.directory / "logs" / _uid(name) / "app.log"
         wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
         return log.read_text().split()[-1]
@@ -224,7 +224,7 @@ class Node:
             report("unsettled", wanted=self.wanted, state=_without_topology(ask()), **self.snapshot())
 
     def is_settled(self) -> bool:
-        """Return whether the agent shows every pod as wanted, and the kernel agrees."""
+        """Return whether the agent reports the expected policy of every pod, and the kernel the reported CPUs."""
         state = ask()
         if not state or not state["podsComplete"] or not state["containersComplete"]:
             return False

@@ -18,7 +18,7 @@ _LAYERS = Path("/run/layers")
 
 def prepare() -> None:
     """Make the folders writable that a node needs, and configure host name and addresses."""
-    # As systemd mounts it, because mounts of volumes must reach the pods.
+    # Shared propagation, as under systemd, so that volume mounts reach the pods.
     _run("mount", "--make-rshared", "/")
     for folder in ("/etc", "/opt"):
         _make_writable(folder)

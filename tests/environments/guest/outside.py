@@ -1,4 +1,4 @@
-"""Servers of a cluster on the host, for a node in the guest: there they start and answer without emulation."""
+"""Control plane on the host for a node in the guest, because it is slow under emulation."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOOR: Final = "10.0.2.15"  # the address of QEMU's user network for the machine
-# The guest may connect to this machine, and runs the tests' own programs only.
+# The guest can connect to the host; it runs only programs of the tests.
 DEVICES: Final = ("-netdev", "user,id=door", "-device", "virtio-net-pci,netdev=door")
 _FILE: Final = "api.json"
 
 
 @contextmanager
 def servers_outside(folder: Path) -> Iterator[ApiServer]:
-    """Run etcd, kube-apiserver and the scheduler on the host, and write to a folder how the guest reaches them."""
+    """Run etcd, kube-apiserver and the scheduler on the host; write URL, CA and token for the guest into a folder."""
     own = folder / "api"
     own.mkdir()
     with ExitStack() as stack:
@@ -44,7 +44,7 @@ def servers_outside(folder: Path) -> Iterator[ApiServer]:
 
 
 def reach(folder: Path, own: Path) -> ApiServer:
-    """Return, in the guest, the servers that the host described in a folder; files of users go to `own`."""
+    """In the guest, return the API server that the host wrote into a folder; create kubeconfigs in `own`."""
     given = json.loads((folder / _FILE).read_text())
     authority = trustme.CA.from_pem(given["ca"].encode(), given["key"].encode())
     own.mkdir()

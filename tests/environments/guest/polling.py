@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 SECONDS: Final = 300.0  # time limit of actions that take one to ten seconds
 POLLS: Final = 3000
 REST_SECONDS: Final = 0.1
-# Time limit of a server's answer; if one hangs, the host ends the machine earlier.
+# Timeout of a server's answer; the host ends a machine with a hung server before it expires.
 ANSWER_SECONDS: Final = 10 * SECONDS
 
 
 def wait_until(is_so: Callable[[], object], rest: float = REST_SECONDS) -> bool:
     """Poll until a condition is true; return False after 300 seconds and 3000 polls.
 
-    The guest's clock goes on while the host gives the machine no CPU. The machine then polls as rarely as it works.
+    Polls are counted too, because the guest's clock advances while the host starves the machine.
     """
     deadline, left = time.monotonic() + SECONDS, POLLS
     while not is_so():

@@ -1,4 +1,4 @@
-"""Time in which an emulated machine could run, for limits that a loaded host does not reach."""
+"""Run time of an emulated machine without CPU steal, so that time limits do not depend on the host's load."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class _Sample(NamedTuple):
 
 
 class RunnableClock:
-    """Wall time less the time for which a thread of a process, or of its children, waited for a CPU of the host.
+    """Wall time minus run-queue waits: in each sample the longest one of a thread of the process or its children.
 
-    The kernel counts these waits in `schedstat`. Where it does not, this is wall time.
+    The kernel counts these waits in `schedstat`; without it this is wall time.
     """
 
     def __init__(self, pid: int, proc: Path = PROC, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class RunnableClock:
         self._samples = deque([_Sample(monotonic(), 0.0)], _KEPT)
 
     def seconds(self) -> float:
-        """Return the seconds in which it could run; they are read once a second."""
+        """Return the seconds in which the process could run, sampled at most once a second."""
         last, now = self._samples[-1], self._monotonic()
         if now - last.wall >= SAMPLE_SECONDS:
             before, self._waits = self._waits, dict(self._read())
@@ -43,7 +43,7 @@ class RunnableClock:
         return self._samples[-1].runnable
 
     def share(self, seconds: float) -> float:
-        """Return the share of the last seconds, or of a few more, in which it could run; 1 before the first sample."""
+        """Return the runnable share of at least the last `seconds`; 1 before the first sample."""
         self.seconds()
         last = self._samples[-1]
         before = (it for it in reversed(self._samples) if it.wall <= last.wall - seconds)
@@ -53,7 +53,7 @@ class RunnableClock:
         return (last.runnable - first.runnable) / (last.wall - first.wall)
 
     def _read(self) -> Iterator[tuple[str, int]]:
-        """Yield each thread with the nanoseconds for which it waited for a CPU."""
+        """Yield each thread with its run-queue wait in nanoseconds."""
         processes = [str(self._pid)]
         for process in processes:
             with suppress(OSError, ValueError):

@@ -37,7 +37,7 @@ class SkippedEmulatorMissing(EmulatorMissing, SkipTest):
 def install() -> Path:
     """Install the missing packages and return the kernel to boot; raise EmulatorMissing with the reason.
 
-    That is the machine's own, or the one of Debian's backports that the environment asks for.
+    It is the newest installed one, or the backported one that COREPIN_GUEST_KERNEL names.
     """
     if os.geteuid() != 0:
         raise _missing("needs root: the guest runs on this machine's own root file system")

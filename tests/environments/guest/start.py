@@ -48,10 +48,10 @@ CONTROLLER_FLAGS: Final = (
     "--node-monitor-grace-period=30m",  # an emulated kubelet may be silent for long
 )
 SETTINGS: Final = {
-    "address": NODE_ADDRESS,  # where the API server asks it for logs and commands
+    "address": NODE_ADDRESS,  # address for the API server's requests for logs and exec
     "nodeStatusUpdateFrequency": "10s",
     "fileCheckFrequency": "1h",
-    "runtimeRequestTimeout": "30m",  # a container among a hundred takes longer here than the default of two minutes
+    "runtimeRequestTimeout": "30m",  # creating one of a hundred containers exceeds the default of two minutes
 }
 
 
@@ -72,7 +72,7 @@ def start_cluster() -> Iterator[ApiServer]:
 @contextmanager
 def start_servers(flags: tuple[str, ...] = ()) -> Iterator[ApiServer]:
     """Run the servers besides the node until the block ends; `flags` come last for kube-apiserver and win."""
-    os.environ["GOMAXPROCS"] = "2"  # more threads than the host has CPUs wait for each other
+    os.environ["GOMAXPROCS"] = "2"  # more threads than host CPUs would wait for each other
     API.mkdir()
     with ExitStack() as stack:
         plane = start_control_plane(API, SERVICE_ADDRESS, 443, (*API_FLAGS, *flags))

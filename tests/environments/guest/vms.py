@@ -1,4 +1,4 @@
-"""Inside the guest: a virtual machine as KubeVirt starts it, pinned by the installed agent with the rights it has."""
+"""Inside the guest: a virtual machine like KubeVirt's, pinned by the installed agent with the manifests' rights."""
 
 from __future__ import annotations
 

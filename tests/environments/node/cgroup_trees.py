@@ -45,7 +45,7 @@ def make_root(root: Path, version: int) -> Path:
         make_cgroup(root / "cpuset", 1)
         return root / "cpuset"
     make_cgroup(root, 2)
-    (root / "cpuset.cpus").unlink()  # the root has none
+    (root / "cpuset.cpus").unlink()  # the root cgroup has no such file
     (root / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     return root
 

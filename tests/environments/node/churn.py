@@ -29,13 +29,13 @@ from tests.pinning.world import Wish, pod_document
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-PATIENCE_SECONDS = 180  # half a second on an idle machine
+PATIENCE_SECONDS = 180  # timeout; settling takes half a second on an idle machine
 POLL_SECONDS = 0.01
 POLICIES = (None, "none", "share", "exclusive", "exclusive", "exclusive")
 SMT = (None, None, None, "require", "isolate")
 
-# Agents are forks of a process that has imported their modules, because the imports take ten times an agent's
-# start.
+# Fork agents from a process that has imported their modules, because the imports take ten times as long as the
+# agent's start.
 AGENTS: Final = multiprocessing.get_context("forkserver")
 AGENTS.set_forkserver_preload([simulated.__name__])
 
@@ -208,7 +208,7 @@ class Churn:
 
 
 def settled(agent: AgentProcess, churn: Churn) -> Ledger:
-    """Wait until the agent has no work left; return its ledger, or fail at a timeout."""
+    """Wait until a plan of the node changes nothing; return the agent's ledger, or fail after a timeout."""
     return planned(agent.state, churn.observe, agent.log)
 
 

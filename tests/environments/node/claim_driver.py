@@ -1,4 +1,4 @@
-"""The kubelet's plugin of a driver of ResourceClaims that gives what the scheduler allocated, without CDI devices."""
+"""A DRA driver's kubelet plugin that prepares the allocated devices without CDI devices."""
 
 from __future__ import annotations
 

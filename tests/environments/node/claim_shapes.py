@@ -1,4 +1,4 @@
-"""Claims and pods of other projects, and the devices of another driver that one of the claims names.
+"""ResourceClaims and pods copied from other projects, and hugepage devices for one of the claims.
 
 Names, classes, amounts and constraints are those of dra-driver-cpu's grouped examples, of the claims of nri-plugins' tests and of
 VEP 152.
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     others: tuple[str, ...] = ()  # containers without a claim
 
     def pod(self, document: Document) -> Document:
-        """Return a pod with this shape's containers and claims: its one container is their template."""
+        """Return a pod with this shape's containers and claims, each container a copy of the document's one."""
         [template] = document["spec"]["containers"]
         containers = [{**template, "name": name, "resources": {}} for name in self.others]
         for it in self.named:

@@ -1,8 +1,7 @@
-"""The pytest plugin for container runtimes: each is started once, and has no pods when a test begins.
+"""Pytest plugin for container runtimes, each started once; every test begins without pods.
 
-A test with the fixture `containerd` runs on each version. To run on CRI-O too, it parametrizes
-`containerd_session`
-with EVERY_RUNTIME.
+A test with the fixture `containerd` runs on each version of containerd. To run on CRI-O too, parametrize
+`containerd_session` with EVERY_RUNTIME.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def containerd_session(
 ) -> Iterator[Containerd]:
     """Return a running runtime."""
     from tests.environments.node.containerd import (
-        start_containerd,  # gRPC takes a moment, and most tests need none
+        start_containerd,  # imported late, because gRPC is slow to import and most tests do not need it
     )
     from tests.environments.node.crio import start_crio
 

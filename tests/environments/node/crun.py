@@ -1,7 +1,7 @@
-"""Debian's crun as a runtime handler of containerd, on machines that have it: the emulated ones, with cgroup v2.
+"""Debian's crun as a runtime handler of containerd, for the emulated machines, which have cgroup v2.
 
-crun 1.8 takes version 1.0 of the OCI runtime specification alone, and containerd 2.4 writes version 1.3, which differs in
-nothing that these containers use. So a script writes the older number before crun reads the file.
+crun 1.8 accepts only version 1.0 of the OCI runtime specification, and containerd 2.4 writes 1.3. The fields that these
+containers use are the same, so a script replaces the version before crun reads the file.
 """
 
 from __future__ import annotations

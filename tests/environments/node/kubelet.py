@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from tests.environments.server.apiserver import ApiServer
 
-# Sysctls that every kubelet sets, whatever its configuration, and the folders that it uses outside of its
-# own.
+# Sysctls that every kubelet sets regardless of its configuration; below, the folders that it uses outside its
+# root.
 _SYSCTLS: Final = tuple(
     Path("/proc/sys", name)
     for name in (
@@ -164,7 +164,7 @@ def _make_cgroup(cgroup: str) -> None:
 def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
     """Yield the prefix of a command line that gives a kubelet its own folders at the fixed paths.
 
-    It runs in a mount namespace of its own. Its root folder is shared with this machine, because the runtime mounts
+    The kubelet runs in its own mount namespace. Its root folder has shared propagation, because the runtime mounts
     the volumes of pods from there.
     """
     root = directory / "root"
@@ -188,7 +188,7 @@ def folders_apart(directory: Path) -> Iterator[tuple[str, ...]]:
 def sysctls_kept(
     files: Iterable[Path] = _SYSCTLS, record: Path = _RECORD, in_use: Path = _IN_USE
 ) -> Iterator[None]:
-    """Restore what kubelets change outside of their folders, when the last of those on this machine ends."""
+    """Restore files that kubelets change outside their folders when this machine's last test kubelet ends."""
     with until_last_use(record, in_use, lambda text: text or _values(files), _restore):
         yield
 

@@ -38,7 +38,7 @@ ISOLATED: Final = "corepin.io/isolated-cores"
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 EXCLUSIVE: Final = {CRANE: "exclusive"}
 STATUS: Final = "status.corepin.io/cpus"
-# Logs the CPUs of its first instruction, and then every change, until they are those of $WANTED.
+# Log the CPUs at the start and after each change until they equal $WANTED.
 TELLING: Final = """
 last=
 while :; do
@@ -319,10 +319,10 @@ class KubeNode:
         return status["capacity"].get(CORES, ""), status["allocatable"].get(CORES, "")
 
     def wait_for_cores(self) -> None:
-        """Wait until every core that can be exclusive is published.
+        """Wait until capacity and allocatable have every core that can be exclusive.
 
-        A pod that already waits for them is bound in the same moment, and the kubelet may not have seen them
-        yet: then it fails the pod permanently (OutOfcmk.intel.com/exclusive-cores).
+        A pod that is already pending can be bound before the kubelet sees the new allocatable; then the kubelet
+        fails the pod permanently (OutOfcmk.intel.com/exclusive-cores).
         """
         until_equal("cores", self.published, (str(self.cores), str(self.cores)))
 
@@ -366,7 +366,7 @@ def pod(
 
 
 def places(containerd: Containerd, kubelet: Kubelet) -> tuple[str, ...]:
-    """Return the flags by which commands find the runtime and the kubelet."""
+    """Return the agent's flags for the runtime's socket, the kubelet's cgroup root and its state file."""
     return (
         *("--runtime-endpoint", str(containerd.socket)),
         *("--kubelet-cgroup-root", containerd.cgroup),

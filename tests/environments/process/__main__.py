@@ -1,7 +1,7 @@
 """`python -m tests.environments.process --root DIR --cpus N`: run a simulated machine until SIGTERM.
 
 It listens on DIR/machine.sock. A request is a JSON line {"op": "read", ...}; the answer is {"ok": VALUE} or
-{"error": "gone: ..."}. Clients come and go.
+{"error": "gone: ..."}. Several clients can connect and disconnect at any time.
 """
 
 from __future__ import annotations

@@ -121,15 +121,15 @@ class SimulatedRuntime:
         )
 
     async def known_containers(self) -> None:
-        """Return None: it sends no events."""
+        """Return None, because the simulated runtime sends no events."""
         return
 
     def changes(self) -> None:
-        """Return None: anything may have changed."""
+        """Return None, which means that anything may have changed."""
         return
 
     def sandboxes(self) -> tuple[RuntimeSandbox, ...]:
-        """Return none: nothing runs in virtual machines here."""
+        """Return no sandboxes, because the machine has no VM runtimes."""
         return ()
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:

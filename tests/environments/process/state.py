@@ -1,4 +1,4 @@
-"""State of the simulated machine, and its rules of kernel and runtime."""
+"""State of the simulated machine, with the kernel's and the runtime's rules for cpusets."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_sysfs_shows_the_machine(tmp_path: Path, cpus: int, threads: int) -> Non
 
 
 def test_an_offline_cpu_disappears_and_comes_back(machine: SimulatedMachine) -> None:
-    """Its topology is gone while it is offline, and a cpuset that loses all CPUs gets every other one."""
+    """An offline CPU has no topology, and a cpuset without online CPUs gets all online ones until its CPU is back."""
     machine.call("create", id="o1", pod_uid="o", name="c")
     cgroups = SimulatedCgroups(machine)
     cgroups.write("/kubepods/podo/o1", CPUSet([3]))
@@ -66,7 +66,7 @@ def test_an_offline_cpu_disappears_and_comes_back(machine: SimulatedMachine) -> 
 
 
 def test_a_container_lives_and_dies(machine: SimulatedMachine) -> None:
-    """It is created on all CPUs, starts on the written ones, and its cgroup is removed when it ends."""
+    """A container is created on all CPUs, starts on the updated ones, and loses its cgroup when it stops."""
     runtime, cgroups = SimulatedRuntime(machine), SimulatedCgroups(machine)
     machine.call("create", id="a1", pod_uid="a", name="c")
     asyncio.run(runtime.update_cpus("a1", CPUSet.parse("4-5")))

@@ -1,4 +1,4 @@
-"""A sysfs tree as the kernel shows it, for any topology; written again when CPUs go offline or come back."""
+"""A sysfs tree for any topology, rewritten after CPU hotplug."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ApiServer:
 
     def add_user(self, name: str, group: str | None = None) -> Path:
         """Give `name`, as a member of `group`, a client certificate; return its kubeconfig."""
-        # Go refuses the empty list of names that trustme would write, so there is one, which has no effect.
+        # Go refuses a certificate with an empty list of names, so there is one, which has no effect.
         pair = self.authority.issue_cert("localhost", common_name=name, organization_name=group)
         certificate, key = self.directory / f"{name}.crt", self.directory / f"{name}.key"
         pair.cert_chain_pems[0].write_to_path(certificate)

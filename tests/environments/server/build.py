@@ -90,7 +90,7 @@ def build(server: Server, cache: Path, go: Go, out: TextIO) -> Path:
         _run_go(server, go, partial, out)
         path = _built_path(server, cache)
         partial.chmod(0o755)
-        shutil.rmtree(path.parent, ignore_errors=True)  # there only if the program in it was deleted
+        shutil.rmtree(path.parent, ignore_errors=True)  # exists only if its program was deleted
         partial.rename(path.parent)
     except BuildFailed:
         _show(out, server, started, "failed", "\n")
@@ -102,7 +102,7 @@ def build(server: Server, cache: Path, go: Go, out: TextIO) -> Path:
 
 
 def _assets(server: Server) -> Iterator[Path]:
-    """Yield the paths of `server` in KUBEBUILDER_ASSETS; its one kube-apiserver stands for our newest."""
+    """Yield the path of `server` in KUBEBUILDER_ASSETS, except for the oldest Kubernetes version."""
     assets = os.environ.get(ASSETS)
     if assets and server.module != KUBERNETES[OLDEST]:
         yield Path(assets) / server.name

@@ -20,7 +20,7 @@ class Module:
     path: str
     stamp: str = ""  # the package with the version variables; without it clients see v0.0.0
     tags: tuple[str, ...] = ()
-    file: str = "go.mod"  # another one pins another version for the same folder
+    file: str = "go.mod"  # another file pins another version in the same folder
 
     @cached_property
     def go_mod(self) -> str:
@@ -131,7 +131,7 @@ KUBE_APISERVER = {
     version: Server("kube-apiserver", module, "cmd/kube-apiserver") for version, module in KUBERNETES.items()
 }
 
-# The API server's own judgement of pods by a ValidatingAdmissionPolicy, without a server.
+# The API server's evaluation of ValidatingAdmissionPolicies for pods, as a program.
 POLICY = Server("policy", OwnModule(HERE / "kubernetes-1.37", "k8s.io/kubernetes"))
 
 HELM = Server("helm", Module(HERE / "helm", "helm.sh/helm/v4"), "cmd/helm")
@@ -143,7 +143,7 @@ _CONTAINERD = Module(
 CONTAINERD = Server("containerd", _CONTAINERD, "cmd/containerd")
 CONTAINERD_SHIM = Server("containerd-shim-runc-v2", _CONTAINERD, "cmd/containerd-shim-runc-v2")
 CTR = Server("ctr", _CONTAINERD, "cmd/ctr")
-# conmon and runc are the distribution's.
+# conmon and runc come from the distribution.
 _CRIO = Module(
     HERE / "crio",
     "github.com/cri-o/cri-o",
@@ -161,14 +161,14 @@ KUBELET = Server("kubelet", KUBERNETES[NEWEST], "cmd/kubelet")
 KUBE_SCHEDULER = Server("kube-scheduler", KUBERNETES[NEWEST], "cmd/kube-scheduler")
 KUBE_CONTROLLER_MANAGER = Server("kube-controller-manager", KUBERNETES[NEWEST], "cmd/kube-controller-manager")
 
-# kube-scheduler with the filter NodeResourceTopologyMatch, which judges a pod by each NUMA node.
+# kube-scheduler with the filter NodeResourceTopologyMatch, which checks whether a pod fits into one NUMA node.
 TOPOLOGY_SCHEDULER = Server(
     "topology-aware-scheduler",
     Module(HERE / "scheduler-plugins", "sigs.k8s.io/scheduler-plugins"),
     "cmd/scheduler",
 )
 
-# NRI's own side of a runtime. The oldest knows no validators; before 0.12 all events come as StateChange.
+# The runtime side of NRI. 0.8 has no validators; before 0.12 all events are sent as StateChange.
 NRI_RUNTIMES = {
     version: Server(
         "nri-runtime",

@@ -48,13 +48,13 @@ class ControlPlane:
     port: int
     etcd: str
     stack: ExitStack
-    thread: Executor  # the thread that starts kube-apiserver, which dies with it
+    thread: Executor  # kube-apiserver is killed when its starting thread ends, so this one starts it
     flags: tuple[str, ...] = ()
     daemon: Daemon | None = None
 
     @cached_property
     def admin(self) -> httpx.Client:
-        """Return a client that keeps its connection: a new one for each poll costs us four times the CPU."""
+        """Return a client that keeps its connection, because a new one for each poll costs four times the CPU."""
         return self.stack.enter_context(self.server.client())
 
     def read(self, path: str, **parameters: str) -> Any:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent.kernel.procfs import STATE, stat_fields
 
-START_SECONDS = 180.0  # three on an idle machine; when the queues begin, five API servers start at once
+START_SECONDS = 180.0  # 3 s on an idle machine; a test run starts five API servers at once
 STOP_SECONDS = 60.0  # until SIGKILL; one on an idle machine
 TREE = Path(__file__).parents[3]  # the checkout, or a worktree of it, whose tests run
 _POLL_SECONDS = 0.05
@@ -80,7 +80,7 @@ class Daemon:
 
 @contextmanager
 def running(name: str, command: Sequence[str], log_file: Path) -> Iterator[Daemon]:
-    """Run `command` until the block ends; a program of corepin is that of this tree, wherever it is installed from."""
+    """Run `command` until the block ends; corepin's packages are imported from this tree, not from the environment."""
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             dies_with_parent(command),

@@ -57,7 +57,7 @@ def host_apart() -> Iterator[Host]:
 
 @contextmanager
 def own_number(first: int, locks: Path = _LOCKS) -> Iterator[int]:
-    """Yield a number that no other host of this machine has, also of simultaneous runs: addresses are made of it."""
+    """Yield a number that no other test host uses, also of simultaneous runs; the host's addresses contain it."""
     for number in ((first + step) % _NUMBERS for step in range(_NUMBERS)):
         with (locks / f"corepin-tests.host-{number}").open("a") as lock:
             try:
@@ -84,7 +84,7 @@ def _made(number: int) -> Iterator[Host]:
             ip("-n", name, "link", "set", "lo", "up")
             yield Host(name, far, near, interface)
         finally:
-            # With its namespace alone the kernel would remove it in the background, after this function.
+            # Delete it explicitly: with the namespace the kernel would remove it later, in the background.
             ip("link", "delete", interface)
     finally:
         ip("netns", "delete", name)

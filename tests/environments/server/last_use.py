@@ -27,7 +27,7 @@ def until_last_use(
             yield
         finally:
             with _locked(record), suppress(BlockingIOError):
-                # Released before the next line; otherwise two ends would wait for each other.
+                # Release our share first, then test whether another block holds one.
                 fcntl.flock(use, fcntl.LOCK_UN)
                 fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 end(record.read_text())

@@ -19,9 +19,9 @@ from tests.environments.server.daemon import PortTaken, free_port, running
 
 _SERVICE_RANGE = "10.0.0.0/24"
 HOST_OF_GUEST = (
-    "10.0.2.2"  # this machine's loopback addresses, for a machine that QEMU emulates with a user network
+    "10.0.2.2"  # the host's loopback, as seen by a guest on QEMU's user network
 )
-_SERVICE_IP = "10.0.0.1"  # the first of the range: where pods look for the API server
+_SERVICE_IP = "10.0.0.1"  # the first of the range, which Service `kubernetes` gets
 _PORT_ATTEMPTS = 3
 
 
@@ -139,7 +139,7 @@ def _flags(directory: Path) -> list[str]:
     return [
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # the others refuse a loopback address
+        "--endpoint-reconciler-type=none",  # other reconcilers refuse a loopback address
         f"--service-cluster-ip-range={_SERVICE_RANGE}",
         "--allow-privileged=true",
         "--authorization-mode=Node,RBAC",

@@ -1,4 +1,4 @@
-"""The cache of built servers, with a stand-in for the Go tool chain."""
+"""The cache of built servers, with a fake Go tool chain."""
 
 import io
 import os
@@ -33,7 +33,7 @@ for argument; do case "$argument" in -o=*) printf %s {binary} >"${{argument#-o=}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Server:
-    """Return a server whose module is a folder of this test's own."""
+    """Return a server whose module is a temporary folder."""
     folder = tmp_path / "module"
     folder.mkdir()
     (folder / "go.mod").write_text("module m\n\ngo 1.26.0\n\nrequire example.org/it v1.2.3\n")
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Server:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the only folder on PATH besides the system's own; the cache is this test's own too."""
+    """Return the first folder on PATH, besides the system's folders; use a temporary build cache."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -54,7 +54,7 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install_go(folder: Path, *, version: str = "1.26.8", binary: str = "whole", ending: str = "") -> Path:
-    """Put a `go` into `folder` that builds `binary` and then does `ending`."""
+    """Write a fake `go` that writes `binary` as the built program and then runs the shell command `ending`."""
     go = folder / "go"
     go.write_text(GO.format(version=version, binary=binary, ending=ending))
     go.chmod(0o755)
@@ -91,7 +91,7 @@ def test_catalog_versions_come_from_go_mod() -> None:
 
 @pytest.mark.parametrize("file", ["go.mod", "go.sum"])
 def test_cache_key_follows_the_pins(server: Server, file: str) -> None:
-    """A changed go.mod or go.sum gives another folder, and equal ones the same."""
+    """The digest changes with go.mod, go.sum and build tags; equal inputs have equal digests."""
     module = server.module
     assert replace(module).digest == module.digest
     (module.folder / file).write_text((module.folder / file).read_text() + "// changed\n")
@@ -100,7 +100,7 @@ def test_cache_key_follows_the_pins(server: Server, file: str) -> None:
 
 
 def test_one_folder_is_built_with_several_pins(server: Server, bin_folder: Path) -> None:
-    """Another file of pins gives another version and another build; our own source decides too."""
+    """A module with two go.mod files has two versions and two builds; a change of its source changes the digest."""
     folder = server.module.folder
     (folder / "old.mod").write_text((folder / "go.mod").read_text().replace("1.2.3", "1.0.0"))
     (folder / "old.sum").write_text("old sums\n")
@@ -145,10 +145,10 @@ def test_two_builds_at_once_build_once(server: Server, bin_folder: Path) -> None
     go = install_go(bin_folder, ending=f"until [ -e {waits} ]; do sleep 0.05; done")
 
     class Out(io.StringIO):
-        """Lets the build end once the other one waits for it."""
+        """Output that lets the first build finish once the second one waits for it."""
 
         def write(self, text: str) -> int:
-            """Keep the text."""
+            """Write the text, and release the first build if it announces a wait."""
             if "waiting for another build" in text:
                 waits.touch()
             return super().write(text)
@@ -194,7 +194,7 @@ def test_missing_servers_skip_here_and_fail_in_ci(bin_folder: Path, monkeypatch:
 def test_kubebuilder_assets_are_used_for_the_newest_version(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Programs in KUBEBUILDER_ASSETS go before the cache, and never stand for the oldest version."""
+    """Programs in KUBEBUILDER_ASSETS take precedence over the cache, except for the oldest version."""
     for name in ("etcd", "kube-apiserver", "kubectl"):
         (tmp_path / name).touch()
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))

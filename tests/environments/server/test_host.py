@@ -21,7 +21,7 @@ def test_hosts_that_live_at_once_have_different_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_host_that_has_ended_leaves_no_interface() -> None:
-    """When a test host has ended, this machine's interface to it is removed, also if the kernel is slow."""
+    """After a test host ends, this machine's interface to it is removed, even if the kernel is slow."""
     for _ in range(5):
         with host_apart() as host:
             assert (INTERFACES / host.interface).exists()

@@ -59,7 +59,7 @@ def test_users_have_the_rights_of_their_group(apiserver: ApiServer, namespace: s
 
 @pytest.mark.server
 def test_second_pair_has_its_flags_and_is_gone_afterwards(tmp_path: Path) -> None:
-    """A pair of a test's own runs with the extra flags; after the block no process and no data are left."""
+    """A second etcd and API server run with extra flags; after the block no process and no data are left."""
     flags = ["--enable-admission-plugins=NodeRestriction,AlwaysPullImages"]
     with start_servers(extra_flags=flags, directory=tmp_path) as server:
         server.apply(POD.replace("image:", "imagePullPolicy: Never, image:"))
@@ -99,14 +99,14 @@ with start_servers({NEWEST!r}, directory=pathlib.Path({str(tmp_path)!r})):
 
 
 def test_servers_know_how_often_to_collect_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of servers has Go's settings of ours, and no proxy."""
+    """Servers inherit GOGC and GOMAXPROCS from the environment, but no proxy."""
     for name in ("GOGC", "GOMAXPROCS", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "400")
     assert plain_environment().keys() & {"GOGC", "GOMAXPROCS", "HTTPS_PROXY"} == {"GOGC", "GOMAXPROCS"}
 
 
 def test_a_program_of_corepin_is_that_of_the_tests(tmp_path: Path) -> None:
-    """A worktree shares the environment of another checkout, and its tests start the worktree's own programs."""
+    """Tests start the programs of their own checkout, even if the Python environment belongs to another checkout."""
     log_file = tmp_path / "log"
     code = "import pinning; print(*pinning.__path__)"
     with running("python", [sys.executable, "-SP", "-c", code], log_file) as daemon:

@@ -13,7 +13,7 @@ PACKAGES: Final = {"qemu-system-x86": "qemu-system-x86_64"}
 QEMU: Final = "/usr/bin/qemu-system-x86_64"
 CPU: Final = "max-x86_64-cpu"  # QEMU's type of `-cpu max`, to plug one more
 FIRMWARE: Final = "firmware"
-OVERHEARD: Final = "overheard.sock"  # beside the monitor
+OVERHEARD: Final = "overheard.sock"  # socket of the further monitor
 _MEGABYTES: Final = 32
 
 
@@ -24,17 +24,17 @@ class Guest:
     vcpus: int = 2
     cores: int = 1  # cores per socket
     threads: int = 1  # threads per core
-    most: int = 0  # most vCPUs with plugged ones; 0: no hotplug
+    most: int = 0  # maximum of vCPUs with hotplug; 0: no hotplug
     iothreads: tuple[str, ...] = ()
     is_named: bool = True  # debug-threads=on
     is_paused: bool = True
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
     vsock: int = 0  # vsock address, for which the kernel has a vhost thread; 0: none
     is_target: bool = False  # whether it waits for an incoming migration
-    is_overheard: bool = False  # it has one more monitor, on which the test listens: see `SocketsFolder`
+    is_overheard: bool = False  # whether it has a second monitor whose socket the test listens on (`SocketsFolder`)
 
     def running(self) -> Guest:
-        """Return the same guest, running from the start: a firmware at its monitor keeps the vCPUs busy."""
+        """Return the same guest, not paused; a firmware beside its monitor keeps the vCPUs busy."""
         return replace(self, is_paused=False)
 
 

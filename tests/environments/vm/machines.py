@@ -33,7 +33,7 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
 @dataclass(frozen=True, slots=True)
 class SocketsFolder:
-    """A folder of sockets with a firmware, and the lifeline of the machine that has them."""
+    """A virtual machine's folder of sockets, with a firmware and the machine's lifeline."""
 
     path: Path
     held: int
@@ -50,7 +50,7 @@ class SocketsFolder:
         return cls(path, hold(path), listener)
 
     def callers(self) -> list[int]:
-        """Return the processes that have connected to the monitor since the last call."""
+        """Return the pids that have connected to the further monitor since the last call."""
         found = []
         self.listener.settimeout(0)
         with suppress(BlockingIOError):
@@ -62,7 +62,7 @@ class SocketsFolder:
         return found
 
     def remove(self) -> None:
-        """Release the machine, and remove the folder."""
+        """Close the lifeline, which ends the machine, and remove the folder."""
         os.close(self.held)
         self.listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -90,7 +90,7 @@ class Machine:
         return monitor(self.folder / MONITOR)
 
     def truth(self) -> Truth:
-        """Return its threads, once it is created."""
+        """Wait for its monitor, and return its threads by role."""
         return tell(self.pid, self.folder / MONITOR)
 
     def masks(self) -> dict[int, CPUSet]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 PERIOD = 100_000  # period of the CFS quota in microseconds
-# A command that outlives its agent, and ends with the test: $0 is the lifeline.
+# Run a command that survives the agent's exit and is killed when the test ends; $0 is the lifeline.
 OUTLIVES = f'LIFELINE=$0; ({lifeline.WAIT_FOR_END}; kill -9 $$) </dev/null & exec "$@"'
 DEFAULT: Mapping[str, object] = MappingProxyType({})  # an agent's configuration
 

@@ -1,4 +1,4 @@
-"""Client of QEMU's monitor, for tests only: the agent never opens it. It has the true roles of threads."""
+"""Client of QEMU's monitor, from which tests read the roles of threads; the agent never uses it."""
 
 from __future__ import annotations
 

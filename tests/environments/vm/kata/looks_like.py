@@ -1,4 +1,4 @@
-"""Take another program's name in /proc: `looks_like.py NAME ARGUMENT...` does it, prints a mark, sleeps."""
+"""A process with another program's name in /proc: `looks_like.py NAME ARGUMENT...` prints a mark and sleeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prctl(*numbers: int | ctypes.c_char_p | ctypes.c_ulong) -> None:
 
 
 def look_like(name: str, arguments: list[str]) -> None:
-    """Change name and command line of this process; the line must not be longer, empty words fill it up."""
+    """Change name and command line of this process; the new line must not be longer, and is padded with null bytes."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = (int(field) for field in fields[_STAT_ARGUMENTS : _STAT_ARGUMENTS + 2])
     text = b"".join(argument.encode() + b"\0" for argument in arguments)
@@ -39,7 +39,7 @@ def main() -> None:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     if os.fork() == 0:
         prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signal.SIGKILL))
-        sys.stdout.write("!")  # its parent has written the mark already
+        sys.stdout.write("!")  # the mark is written after the fork, so that both processes exist
         sys.stdout.flush()
     threading.Event().wait()
 

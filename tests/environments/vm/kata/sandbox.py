@@ -62,7 +62,7 @@ class Sandbox:
     containers: dict[str, Container] = field(default_factory=dict)
     qemu: subprocess.Popen[bytes] | None = None
     virtiofsd: subprocess.Popen[bytes] | None = None
-    monitor: socket.socket | None = None  # held until the end, as Kata holds it
+    monitor: socket.socket | None = None  # kept open until the end, as Kata does
 
     @property
     def cgroup(self) -> str:
