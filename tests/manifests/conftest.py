@@ -1,4 +1,4 @@
-"""API servers of their own, because installed policies and webhooks hold for all clients of a server."""
+"""API servers for these tests alone, because policies and webhooks affect all clients of a server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.manifests.installed import HERE, Installed, install
 
 @pytest.fixture(scope="session", params=list(KUBERNETES))
 def installed(request: pytest.FixtureRequest) -> Iterator[Installed]:
-    """Return an API server of each version with `manifests/base` applied and acting."""
+    """Return an API server of each version with `manifests/base` applied and its policies in effect."""
     with start_servers(request.param) as api, client_of(api) as client:
         api.kubectl("create", "-f", str(HERE / "crds.yaml"))
         yield install(api, client)

@@ -1,4 +1,4 @@
-"""The operator guide: its text, and a shell in which its commands run."""
+"""The operator guide's text, and a shell that runs its commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def blocks(language: str, text: str = GUIDE) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A folder with what the guide's commands look for, and an environment for them."""
+    """Working folder and environment of the guide's commands."""
 
     folder: Path
     env: dict[str, str]
@@ -45,7 +45,7 @@ class Shell:
 
 
 def shell(api: ApiServer, folder: Path) -> Shell:
-    """Return a shell at the top of a repository, whose kubectl and helm talk to an API server."""
+    """Return a shell in a folder with manifests and examples, whose kubectl and helm use an API server."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
     (bin_folder / "kubectl").symlink_to(api.binaries.kubectl)

@@ -1,4 +1,4 @@
-"""An API server on which `manifests/base` is applied, and the accounts that ask it."""
+"""An API server on which `manifests/base` is applied, and clients with the tokens of its accounts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MERGE, STRATEGIC, JSON_PATCH = (
     f"application/{kind}+json" for kind in ("merge-patch", "strategic-merge-patch", "json-patch")
 )
 PODS, NODES = f"/api/v1/namespaces/{DEMO}/pods", "/api/v1/nodes"
-AS_AGENT = {"User-Agent": "corepin-agent"}  # named as the manager of what is written
+AS_AGENT = {"User-Agent": "corepin-agent"}  # becomes the field manager
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
@@ -83,7 +83,7 @@ class Installed:
 def pod(
     name: str, node: str | None, annotations: Mapping[str, str] | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """Return a pod that asks for nothing."""
+    """Return a pod without requests and limits."""
     on = {"nodeName": node} if node else {}
     return {
         "apiVersion": "v1",
@@ -99,7 +99,7 @@ def pod(
 
 
 def install(api: ApiServer, client: httpx.Client) -> Installed:
-    """Apply the manifests, add what a cluster has, and wait until the policies act."""
+    """Apply the manifests, create nodes and agents' pods, and wait until the policies are in effect."""
     api.kubectl("apply", "--server-side", "--validate=strict", "-f", "-", input=text("base"))
     api.create_namespace(DEMO)
     admin = Caller(client, api.admin_token)
@@ -144,7 +144,7 @@ def _token(api: ApiServer, namespace: str, account: str, pod_name: str | None = 
 
 
 def _wait_until_policies_act(installed: Installed) -> None:
-    """Wait about a second until the policies act: each must deny a dry run of what it forbids."""
+    """Wait, about a second, until each policy denies a dry run of a forbidden request."""
     path = installed.fresh_pod("probe")
     installed.api.kubectl("-n", AGENT, "create", "configmap", "probe")
     note = {"metadata": {"labels": {"probe": "1"}}}

@@ -47,12 +47,12 @@ def renamed(name: str, system: str, agent: str, folder: Path) -> str:
 
 
 def parsed(text: str) -> list[Object]:
-    """Return the objects of a rendering; the parser in C takes a ninth of the time."""
+    """Return the objects of a rendering, parsed by libyaml, which takes a ninth of the time."""
     return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
 def objects(name: str) -> list[Object]:
-    """Return the objects of an overlay, the caller's own."""
+    """Return a copy of an overlay's objects."""
     found: list[Object] = pickle.loads(_pickled(name))  # noqa: S301  our own, and quicker than a copy
     return found
 

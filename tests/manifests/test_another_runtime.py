@@ -1,4 +1,4 @@
-"""The operator guide's patch for CRI-O, applied to the base as a newcomer does."""
+"""The operator guide's patch for CRI-O, applied to the base."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 
 def test_patch_of_the_guide_leaves_nothing_of_containerd(tmp_path: Path) -> None:
-    """The agent's endpoint, mount and volume are CRI-O's, each once."""
+    """The patch replaces containerd's endpoint, mount and volume by CRI-O's."""
     section = (
         GUIDE.read_text(encoding="utf-8").partition("\n### CRI-O and OpenShift\n")[2].partition("\n### ")[0]
     )

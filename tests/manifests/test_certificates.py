@@ -1,4 +1,4 @@
-"""The rotation with the rights of the manifests: its certificate is trusted, and it can change nothing else."""
+"""The certificates' rotation with the manifests' rights: what it writes, and what it cannot change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 def test_rotation_works_with_the_rights_that_it_has(installed: Installed) -> None:
     """The rotation fills the empty Secret, publishes its CA in every entry and creates events."""
     installed.admin.send("DELETE", SECRET)
-    for name in ("certs.yaml", "registration.yaml"):  # the Secret empty, as on the first day
+    for name in ("certs.yaml", "registration.yaml"):  # an empty Secret, as after the first installation
         installed.api.kubectl("apply", "--server-side", "-f", f"manifests/base/{name}")
 
     done = rotate(installed.api, installed.rotation.token)
@@ -64,7 +64,7 @@ def test_applying_the_manifests_again_keeps_certificates(installed: Installed) -
 
 
 def bundle(installed: Installed) -> str:
-    """Return a CA that an API server takes."""
+    """Return a base64 CA bundle that the API server accepts."""
     return base64.b64encode(installed.api.ca_file.read_bytes()).decode()
 
 
@@ -86,7 +86,7 @@ def test_the_rotation_replaces_every_ca_bundle(kind: str, installed: Installed) 
     changed = installed.rotation.patch(path, [locked, *operations], JSON_PATCH)
     assert changed.is_success, changed.text
     assert installed.rotation.patch(path, [locked, operations[0]], JSON_PATCH).status_code == 409
-    # an upgrade of the manifests leaves the bundles where they are
+    # an upgrade of the manifests keeps the bundles
     installed.api.kubectl("apply", "--server-side", "-f", "manifests/base/registration.yaml")
     after = installed.rotation.send("GET", path).json()
     assert {entry["clientConfig"]["caBundle"] for entry in after["webhooks"]} == {value}
@@ -117,7 +117,7 @@ def test_the_rotation_changes_nothing_else(
 ) -> None:
     """With a stolen token of the rotation no webhook's URL, rules or other fields can be changed."""
     operations = [operation]
-    if operation["op"] == "copy":  # names of entries must differ, or the API server refuses by itself
+    if operation["op"] == "copy":  # the API server itself refuses entries with equal names
         operations.append({"op": "replace", "path": "/webhooks/1/name", "value": "x.corepin.io"})
         operations[0] = {**operation, "path": "/webhooks/1"}
     answer = installed.rotation.patch(f"{ADMISSION}/{kind}/zz-corepin", operations, JSON_PATCH)

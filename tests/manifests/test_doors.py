@@ -1,4 +1,4 @@
-"""Ways around the policies: other paths of the API, and more changes through the paths that are allowed."""
+"""Attempts to bypass the policies: other API paths, and extra changes through permitted ones."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_json_patch_forges_no_status(operation: str, installed: Installed) -> No
 
 @pytest.mark.parametrize("door", ["eviction", "proxy", "attach", "portforward"])
 def test_no_other_subresource_writes_the_status(door: str, installed: Installed) -> None:
-    """Requests to other subresources leave no status on the pod."""
+    """Requests to other subresources cannot set the status annotation."""
     path = installed.fresh_pod("target")
     body = {
         "apiVersion": "policy/v1",
@@ -104,7 +104,7 @@ def test_no_other_subresource_writes_the_status(door: str, installed: Installed)
 
 
 def test_a_kubelet_writes_no_status(installed: Installed) -> None:
-    """A kubelet may write heartbeats and pod states, and none of our annotations."""
+    """A kubelet may write node and pod status, but none of our annotations."""
     kubelet = Caller(
         installed.client,
         installed.admin.token,
@@ -176,14 +176,14 @@ TAINTS = [
 
 @pytest.mark.parametrize("taint", TAINTS)
 def test_no_taint_of_the_agent_evicts(taint: dict[str, str], installed: Installed) -> None:
-    """The agent may add CMK's taint and that of overcommitment, with the effect NoSchedule only."""
+    """The agent may add only CMK's taint and the overcommitment taint, and only with effect NoSchedule."""
     standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
     answer = installed.agent.patch(HERE, {"spec": {"taints": [*standing, taint]}})
     assert_refused(answer, "corepin-agent-nodes", "taints with effect NoSchedule may change")
 
 
 def test_the_agent_takes_away_no_taint_that_evicts(installed: Installed) -> None:
-    """The agent may not remove a NoExecute taint, even one with its own key: an administrator set it."""
+    """The agent may not remove a NoExecute taint, even one with its own key, because an administrator has set it."""
     standing = installed.admin.send("GET", HERE).json()["spec"]["taints"]
     more = [*standing, {"key": "cmk", "value": "drain", "effect": "NoExecute"}]
     assert installed.admin.patch(HERE, {"spec": {"taints": more}}).is_success
@@ -271,7 +271,7 @@ def test_the_agents_config_map_holds_nothing_that_others_act_on(change: str, ins
 
 
 def test_the_agent_writes_no_config_map_elsewhere(installed: Installed) -> None:
-    """The right is of one namespace, so the same name in another one is refused by RBAC."""
+    """RBAC refuses a ConfigMap of the same name in another namespace."""
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": OWN_MAP}}
     for namespace in ("demo", "kube-system", "default"):
         answer = installed.agent.send("POST", f"/api/v1/namespaces/{namespace}/configmaps", document)
@@ -302,7 +302,7 @@ def test_the_agent_takes_over_no_event_of_the_kubelet(installed: Installed) -> N
 
 
 def test_no_number_of_annotations_holds_up_the_api_server(installed: Installed) -> None:
-    """A pod with 20,000 annotations is checked quickly: from 1000 on keys are looked up."""
+    """A pod with 20,000 annotations is checked quickly, because the policy iterates over at most 1000."""
     many = {f"{number:x}": "" for number in range(2_000)}
     assert installed.admin.send("POST", PODS, pod("crowded", HERE_NODE, many)).is_success
     path = f"{PODS}/crowded"

@@ -1,4 +1,4 @@
-"""The operator guide is true: its commands work, its tables are complete."""
+"""The operator guide: its commands succeed, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_commands_work(version: str, tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_the_folder_of_your_own(tmp_path: Path) -> None:
-    """The kustomization in the guide renders, with its component and its image."""
+    """The guide's example kustomization renders with its component and image."""
     (folder,) = [block for block in blocks("yaml") if "kind: Kustomization" in block]
     (tmp_path / "my-corepin").mkdir()
     (tmp_path / "my-corepin/kustomization.yaml").write_text(folder)
     (tmp_path / "manifests").symlink_to(Path("manifests").absolute())
     rendered = text_of(tmp_path / "my-corepin")
     assert rendered.count("image: registry.example/corepin:0.1.0") == 3
-    assert rendered.count("failurePolicy: Fail\n") == 3 + 6  # entries of webhooks, and policies
+    assert rendered.count("failurePolicy: Fail\n") == 3 + 6  # 3 webhooks and 6 policies
 
 
 def test_every_component_is_documented() -> None:
@@ -64,7 +64,7 @@ def test_every_component_is_documented() -> None:
 
 @pytest.mark.server
 def test_failure_policies_are_as_documented() -> None:
-    """The table of failure policies is what the manifests say."""
+    """The table of failure policies agrees with the manifests."""
     for column, overlay in enumerate(("base", "hardened")):
         rows = re.findall(
             r"^\| `(\S+?)` \| (\w+) \| (\w+)", section("When the webhook does not answer"), re.MULTILINE

@@ -1,4 +1,4 @@
-"""The Helm chart is the same corepin as the kustomize overlays, and Helm installs, upgrades and removes it."""
+"""The Helm chart: it renders the same objects as the kustomize overlays, and can be installed and upgraded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rendered(*args: str) -> list[Object]:
 
 
 def of_overlay(name: str) -> tuple[str, ...]:
-    """Return the flag that makes the chart an overlay."""
+    """Return helm's flag for the values of an overlay."""
     return () if name == BASE else ("-f", str(CHART / f"values/{name}.yaml"))
 
 
@@ -127,7 +127,7 @@ def test_components_go_together_as_files_of_values_do(names: tuple[str, ...], tm
 
 @pytest.mark.parametrize("name", sorted(OVERLAYS))
 def test_other_namespaces_reach_every_place(name: str, tmp_path: Path) -> None:
-    """With other namespaces it is what kustomize renders with them in names.yaml, where none of the old ones is left."""
+    """With other namespaces the chart renders the same as kustomize with these namespaces in names.yaml."""
     others = ("--set", "namespaces.system=one,namespaces.agent=two")
     expected = parsed(renamed(name, "one", "two", tmp_path))
     assert by_identity(rendered(*of_overlay(name), *others)) == by_identity(expected)
@@ -207,7 +207,7 @@ def test_image_of_ones_own() -> None:
 
 
 def test_choices_of_the_guide_render(tmp_path: Path) -> None:
-    """Files of values go together, and a file of one's own is the agents' configuration."""
+    """Several values files can be combined, and a configuration file can be set as the agents' configuration."""
     (choices,) = [block for block in blocks("console", section("Helm")) if "helm install" in block]
     own = tmp_path / "my-agent.yaml"
     own.write_text("smtPolicy: require # 'as' \"it\" stands: {{ .Values }} <&> \\n é\n", encoding="utf-8")
@@ -278,7 +278,7 @@ def test_helm_installs_upgrades_and_removes(version: str, tmp_path: Path) -> Non
         here = shell(api, tmp_path)
         here.run(install)
         there = api.kubectl(*find_ours).stdout.splitlines()
-        assert len(there) == len(objects(BASE)) - 2  # the namespaces are not asked for
+        assert len(there) == len(objects(BASE)) - 2  # without the two Namespaces
         token = api.kubectl("-n", SYSTEM, "create", "token", "corepin-certs").stdout.strip()
         until_equal("a rotation, once its rights hold", lambda: rotate(api, token).returncode, 0)
         published, data = bundles(api), issued(api)
@@ -286,7 +286,7 @@ def test_helm_installs_upgrades_and_removes(version: str, tmp_path: Path) -> Non
         assert data
 
         here.run(upgrade)
-        here.run(f"{upgrade.strip()} --server-side=false")  # merged by the client, as before Helm 4
+        here.run(f"{upgrade.strip()} --server-side=false")  # client-side merge, as before Helm 4
         replicas = ("-n", SYSTEM, "get", "deployment", "corepin-webhook", "-o", "jsonpath={.spec.replicas}")
         assert api.kubectl(*replicas).stdout == "3"
         assert bundles(api) == published

@@ -1,4 +1,4 @@
-"""The policies on every path: who may write `status.corepin.io/*`, and what the agent's account may change."""
+"""Admission policies: who may write `status.corepin.io/*`, and what the agent's account may change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def caller(installed: Installed, name: str) -> Caller:
     return found
 
 
-# Only the node's agent writes the status.
+# Only the node's agent may write the status.
 
 
 @pytest.mark.parametrize("who", ["admin", "other_agent", "unbound_agent"])
@@ -271,7 +271,7 @@ def test_agent_creates_events_of_its_own_node_only(installed: Installed) -> None
 
 
 def test_the_agents_own_reports_pass(installed: Installed) -> None:
-    """Everything that the real reporters and `--reset` write is allowed with the agent's own token."""
+    """The policies allow every write of the real reporters and of `--reset` with the agent's own token."""
     two = {"cpu": "2", "memory": "64Mi"}
     container = {"name": "main", "image": "x", "resources": {"requests": two, "limits": two}}
     document = pod("pinned", HERE_NODE, EXCLUSIVE, containers=[container])
@@ -280,7 +280,7 @@ def test_the_agents_own_reports_pass(installed: Installed) -> None:
 
 
 async def report(installed: Installed) -> None:
-    """Act as the agent of a node: list and watch its pods, report everything, and reset it."""
+    """Act as the node's agent: watch its pods, publish all reports, check them, and reset."""
     api = installed.agent_api()
     pods, changed = PodWatch(api, HERE_NODE), asyncio.Event()
     watching = asyncio.create_task(pods.watch(changed.set))
@@ -317,12 +317,12 @@ async def report(installed: Installed) -> None:
 
 
 def taints_of(node: dict[str, Any]) -> set[str]:
-    """Return the keys of a node's taints; the API server's own is left out."""
+    """Return the keys of a node's taints, except the API server's own."""
     return {taint["key"] for taint in node["spec"]["taints"]} - {"node.kubernetes.io/not-ready"}
 
 
 def check_told(installed: Installed) -> None:
-    """Read back what the agent wrote; what belongs to others is still there."""
+    """Check what the agent wrote to its node and pod; foreign taints and conditions must remain."""
     node = installed.admin.send("GET", HERE).json()
     metadata = installed.admin.send("GET", f"{PODS}/pinned").json()["metadata"]
     assert json.loads(metadata["annotations"][STATUS])["containers"]["main"]["pinned"] is True
@@ -345,7 +345,7 @@ def check_told(installed: Installed) -> None:
 
 
 def check_taken_back(installed: Installed) -> None:
-    """Check that a reset removed everything of ours, and nothing of others."""
+    """Check that a reset removed everything the agent wrote, and nothing else."""
     node = installed.admin.send("GET", HERE).json()
     annotations = installed.admin.send("GET", f"{PODS}/pinned").json()["metadata"]["annotations"]
     assert annotations == EXCLUSIVE

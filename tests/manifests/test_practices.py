@@ -10,7 +10,7 @@ from webhook.server.listener import Limits
 
 pytestmark = pytest.mark.server  # kubectl renders the manifests
 
-# Until API servers learn that an endpoint was removed, they use open connections to it (kubernetes #127335).
+# API servers keep using open connections until they see that the endpoint was removed (kubernetes #127335).
 LEAVING_SECONDS = 10
 
 
@@ -22,7 +22,7 @@ def webhook(name: str) -> Object:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_replicas_are_drained_before_they_are_killed(name: str) -> None:
-    """A replica serves on after SIGTERM while API servers notice, and then drains."""
+    """A preStop sleep keeps a replica serving until API servers see its removal; the grace period covers the drain."""
     pod = webhook(name)["template"]["spec"]
     sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     limits = Limits()

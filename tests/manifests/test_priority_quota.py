@@ -68,13 +68,13 @@ def pods() -> list[Object]:
 
 
 def refusal(api: ApiServer, pod: Object) -> str:
-    """Return why a pod is not admitted, nothing when it is."""
+    """Return the error of a pod's dry-run creation; empty if it is admitted."""
     done = api.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(pod), check=False)
     return done.stderr
 
 
 def count(api: ApiServer) -> None:
-    """Do what the controller of quotas does, which does not run here."""
+    """Set the quotas' status as the quota controller does, which does not run here."""
     for quota in of_kinds("ResourceQuota"):
         hard = quota["spec"]["hard"]
         status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
@@ -86,7 +86,7 @@ def count(api: ApiServer) -> None:
 
 @pytest.mark.parametrize("version", list(KUBERNETES))
 def test_quotas_admit_every_workload(version: str, tmp_path: Path) -> None:
-    """With the component's quotas such a server admits all pods of corepin, and without them none."""
+    """A server that limits system priority classes admits corepin's pods only with the component's quotas."""
     config = tmp_path / "admission.json"
     config.write_text(json.dumps(LIMITED))
     with start_servers(version, extra_flags=[f"--admission-control-config-file={config}"]) as api:
@@ -98,5 +98,5 @@ def test_quotas_admit_every_workload(version: str, tmp_path: Path) -> None:
         count(api)
         until = time.monotonic() + PATIENCE_SECONDS
         while (refused := [why for pod in pods() if (why := refusal(api, pod))]) and time.monotonic() < until:
-            time.sleep(0.2)  # the server's own watch of quotas has to see them
+            time.sleep(0.2)  # until the API server's quota cache has them
         assert refused == []

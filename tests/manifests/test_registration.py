@@ -1,4 +1,4 @@
-"""Match conditions name every family of annotations."""
+"""Match conditions of the webhooks: every annotation family, and pod-level resources."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_family_is_in_each_expression_that_looks_at_keys(family: str) -> None:
 
 
 def test_update_of_the_pods_own_resources_is_judged() -> None:
-    """An update of a pod calls the webhook where its budget changes, and not only where amounts of containers do."""
+    """A change of a pod's own resources calls the webhook, like a change of its containers' resources."""
     _, validating = yaml.safe_load_all(TEXT)
     (pods,) = [it for it in validating["webhooks"] if it["name"] == "pods.validate.corepin.io"]
     (changed,) = [it for it in pods["matchConditions"] if it["name"] == "something-of-ours-changed"]

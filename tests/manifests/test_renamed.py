@@ -60,7 +60,7 @@ def callers(request: pytest.FixtureRequest, renamed: str) -> Iterator[dict[str, 
     ],
 )
 def test_renamed_accounts_are_held(who: str, path: str, policy: str, callers: dict[str, Caller]) -> None:
-    """The policies match renamed accounts, as RBAC does."""
+    """The policies apply to the renamed accounts."""
 
     def refused() -> dict[str, Any] | None:
         answer = callers[who].patch(f"{path}?dryRun=All", NOTE)

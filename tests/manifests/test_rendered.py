@@ -52,7 +52,7 @@ from webhook.config.settings import load_settings
 pytestmark = pytest.mark.server  # kubectl renders the manifests
 
 EVERY = (*INSTALLS, "cmk-namespace")
-# What is deprecated or gone anywhere from 1.30 to 1.37, and what those versions call stable.
+# API versions that are stable, and not deprecated, in every Kubernetes version from 1.30 to 1.37.
 STABLE = {
     "v1",
     "apps/v1",
@@ -65,7 +65,7 @@ STABLE = {
 
 
 def values(it: Any, key: str) -> Iterator[Any]:
-    """Yield everything that stands under a key, at any depth."""
+    """Yield every value of a key, at any depth."""
     if isinstance(it, dict):
         for name, value in it.items():
             if name == key:
@@ -88,7 +88,7 @@ def test_every_object_fits_its_schema(name: str) -> None:
     """The schemas of the oldest and newest API server accept every object."""
     for it in objects(name):
         if it["apiVersion"] in {"cert-manager.io/v1", "monitoring.coreos.com/v1"}:
-            continue  # not kinds of Kubernetes; the tests' API server checks them by their definitions
+            continue  # custom resources, which the tests' API server checks by their CRDs
         # Objects of components that need Kubernetes 1.36.
         is_claims = it["apiVersion"] == "resource.k8s.io/v1"
         assert is_claims or it["apiVersion"] in STABLE
@@ -98,7 +98,7 @@ def test_every_object_fits_its_schema(name: str) -> None:
 
 @cache
 def fits(text: str, version: str) -> None:
-    """Check an object by its schema, once for all overlays that have it: each reads the schemas of all kinds."""
+    """Check an object by its schema; cached, because each check reads all schemas."""
     kubernetes_validate.validate(json.loads(text), version, strict=True)
 
 
@@ -151,7 +151,7 @@ def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_webhook_sees_the_pair_alone(name: str) -> None:
-    """The webhook mounts its pair without the CA key, as a directory, and a token only if it watches nodes."""
+    """The webhook mounts a directory with certificate and key, but no CA key, and a token only if it watches nodes."""
     pod = manifest(name, "Deployment", "corepin-webhook")["spec"]["template"]["spec"]
     (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     assert pod["automountServiceAccountToken"] is (name == "node-watch")
@@ -161,7 +161,7 @@ def test_webhook_sees_the_pair_alone(name: str) -> None:
 
 
 def test_the_guard_stands_in_for_the_agent() -> None:
-    """The guard has no token and no network, mounts only what it needs, and an update leaves one of two running."""
+    """The guard has no token, no network and few mounts; an update starts the new pod before it stops the old one."""
     spec = manifest("guard", "DaemonSet", "corepin-guard")["spec"]
     pod = spec["template"]["spec"]
     agent_pod = manifest("guard", "DaemonSet", "corepin-agent")["spec"]["template"]["spec"]
@@ -230,7 +230,7 @@ def test_configuration_can_be_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_failure_policies(name: str) -> None:
-    """Pods are admitted while the webhook is down, except in `hardened`; workloads always."""
+    """The failure policy for pods is Ignore, except in `hardened`; for workloads it is always Ignore."""
     strict = "Fail" if name == "hardened" else "Ignore"
     entries = [entry for kind in ("Mutating", "Validating") for entry in registered(name, kind)]
     assert {entry["name"]: entry["failurePolicy"] for entry in entries} == {
@@ -332,14 +332,14 @@ def test_cmk_injects_what_the_examples_inject() -> None:
 
 @pytest.mark.parametrize("name", INSTALLS)
 def test_rotation_is_there_or_wholly_gone(name: str) -> None:
-    """An overlay has the whole rotation or nothing of it, so that no account has unused rights on Secrets."""
+    """An overlay has either all objects of the rotation or none, so that no account has unused rights on Secrets."""
     kinds = sorted(it["kind"] for it in objects(name) if it["metadata"]["name"] == "corepin-certs")
     assert bool(kinds) is (name in ROTATING)
     assert ("corepin-certs" in text(name)) is (name in ROTATING)
 
 
 def exposed() -> set[str]:
-    """Return every name under which the programs expose something."""
+    """Return the names of all exposed metrics."""
     node = agent.metrics.Metrics()
     ClaimMetrics(node.registry)
     names = {

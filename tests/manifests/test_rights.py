@@ -25,12 +25,12 @@ Rule = tuple[str, str, str, str]  # API group, resource, name, verb
 AGENT_EVERYWHERE = {
     *(("", "pods", "", verb) for verb in ("list", "watch", "patch")),
     *(("", "nodes", "", verb) for verb in ("get", "list", "watch", "patch")),
-    ("", "nodes/configz", "", "get"),  # asked of kubelets: the API server serves no such thing
+    ("", "nodes/configz", "", "get"),  # checked by the kubelet, not served by the API server
     ("", "nodes/status", "", "patch"),
     *(("", "events", "", verb) for verb in ("create", "patch")),
 }
 AGENT_AT_HOME = AGENT_EVERYWHERE | {("", "configmaps", "", verb) for verb in ("create", "patch")}
-# Reviews that a kubelet requests about its callers: they are not stored, so the API server does not list them.
+# Subresources that kubelets use in SubjectAccessReviews of their callers; the API server's discovery has none of them.
 KUBELET = tuple(
     ("", f"nodes/{name}")
     for name in (
@@ -53,7 +53,7 @@ ROTATION_EVERYWHERE = {
     for verb in ("get", "patch")
 }
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
-COMMON = {  # rights of every account: ask about itself, and read which CAs the cluster trusts
+COMMON = {  # rights of every account: self reviews, and reading trust bundles
     *(
         ("authorization.k8s.io", resource, "create")
         for resource in ("selfsubjectaccessreviews", "selfsubjectrulesreviews")
@@ -83,12 +83,12 @@ def test_the_webhook_that_watches_nodes_may_read_them(installed: Installed) -> N
 
 
 def named_webhook(it: Object) -> bool:
-    """Whether an object is the component's."""
+    """Return whether an object has the webhook's name."""
     return bool(it["metadata"]["name"] == "corepin-webhook")
 
 
 def wait_for_rules(installed: Installed, expected: set[Rule]) -> None:
-    """Wait until the webhook's account may do exactly this in every namespace: authorizers learn of it by a watch."""
+    """Wait until the authorizer's watch gives the webhook's account exactly these rights in every namespace."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     spaces = (DEMO, SYSTEM, "kube-system")
     while (found := [rules(installed, installed.webhook, space) for space in spaces]) != [expected] * 3:

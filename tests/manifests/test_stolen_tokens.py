@@ -1,4 +1,4 @@
-"""Limits of stolen tokens within their own rights: no lasting lies, and nothing on which other programs act."""
+"""Limits of stolen tokens within their own rights: no forged status, and no writes that trigger other controllers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_nobody_forges_a_status_that_nobody_writes_yet(
 
 
 def test_many_annotations_stay_their_owners(installed: Installed) -> None:
-    """Many annotations may come and go beside the agent's status; the status cannot be removed with them."""
+    """Users may add and remove many annotations beside the agent's status, but not the status."""
     path = installed.fresh_pod("target")
     assert installed.agent.patch(path, {"metadata": {"annotations": {STATUS: "{}"}}}).is_success
     for other in ("1", "2", None):
@@ -108,12 +108,12 @@ def test_the_agents_events_hold_nothing_up(what: str, installed: Installed) -> N
     installed.admin.send("DELETE", f"{EVENTS}/changed")
     assert installed.agent.send("POST", EVENTS, document).is_success
     answer = installed.agent.patch(f"{EVENTS}/changed", changed)
-    assert answer.status_code in {403, 422}, answer.text  # some fields of events can never change
+    assert answer.status_code in {403, 422}, answer.text  # 422: immutable fields of events
 
 
 @pytest.fixture
 def both_apis(installed: Installed) -> Iterator[str]:
-    """Give the agent more than its rights: events of the newer API. Yield its path."""
+    """Grant the agent the right to create events.k8s.io events, and yield the API's path."""
     kubectl, name = installed.api.kubectl, "newer-events"
     kubectl("create", "clusterrole", name, "--verb=create", "--resource=events.events.k8s.io")
     kubectl(
@@ -170,7 +170,7 @@ def test_the_rotations_events_hold_nothing_up(what: str, installed: Installed) -
     assert installed.rotation.send("POST", folder, document).is_success
 
 
-# Who owns which fields: what an owner does not apply again is deleted.
+# Field managers: an apply deletes the fields that its manager owned and does not apply again.
 
 
 def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def owned(installed: Installed, path: str) -> list[dict[str, Any]]:
 
 
 def given_more(fields: list[dict[str, Any]], manager: str) -> list[dict[str, Any]]:
-    """Return the same managed fields, with one label more owned by a manager."""
+    """Return the managed fields with one more label owned by a manager, and without the agent's entry."""
     changed = json.loads(json.dumps(fields))
     (entry,) = [entry for entry in changed if entry["manager"] == manager]
     entry["fieldsV1"].setdefault("f:metadata", {}).setdefault("f:labels", {})["f:other"] = {}
@@ -260,7 +260,7 @@ def test_fields_that_the_agent_writes_become_its_own(installed: Installed) -> No
 
 
 def test_a_pod_with_many_field_managers_keeps_its_status(installed: Installed) -> None:
-    """The API server folds the field managers beyond ten into one entry, which is not taken for a forgery."""
+    """The agent may write to a pod with more than ten field managers, whose entries the API server merges."""
     path = installed.fresh_pod("target")
     for number in range(12):
         note = {"metadata": {"annotations": {f"a{number}": "1"}}}
@@ -347,7 +347,7 @@ def test_the_rotations_secret_is_neither_collected_nor_copied(
 
 @pytest.mark.parametrize(("namespace", "path"), [(AGENT, HERE), (SYSTEM, SECRET)])
 def test_every_account_of_our_namespaces_is_held(namespace: str, path: str, installed: Installed) -> None:
-    """The policies match every account of our namespaces, renamed ones too."""
+    """The policies apply to every account of our namespaces, including renamed ones."""
     kubectl, name = installed.api.kubectl, "prefix-corepin"
     kubectl("create", "clusterrole", name, "--verb=patch,get", "--resource=nodes,secrets")
     kubectl(

@@ -137,7 +137,7 @@ def boot(
 def running_guest(
     scenario: str, directory: Path, *, machine: GuestMachine, kernel_options: str = ""
 ) -> Iterator[Guest]:
-    """Run the module `scenario` in a guest until the block ends, which begins after the init program's first message."""
+    """Run the module `scenario` in a guest until the block ends; the block starts after init's first message."""
     kernel, options = _prepare(scenario, kernel_options)
     for attempt in range(BOOTS):
         files = _Files(directory / str(attempt))

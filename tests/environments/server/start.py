@@ -18,9 +18,7 @@ from tests.environments.server.catalog import ETCD, KUBE_APISERVER, KUBECTL, NEW
 from tests.environments.server.daemon import PortTaken, free_port, running
 
 _SERVICE_RANGE = "10.0.0.0/24"
-HOST_OF_GUEST = (
-    "10.0.2.2"  # the host's loopback, as seen by a guest on QEMU's user network
-)
+HOST_OF_GUEST = "10.0.2.2"  # the host's loopback, as seen by a guest on QEMU's user network
 _SERVICE_IP = "10.0.0.1"  # the first of the range, which Service `kubernetes` gets
 _PORT_ATTEMPTS = 3
 

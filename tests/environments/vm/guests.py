@@ -31,7 +31,7 @@ class Guest:
     host_nodes: tuple[int, ...] = ()  # NUMA nodes that its memory is bound to: guestMappingPassthrough
     vsock: int = 0  # vsock address, for which the kernel has a vhost thread; 0: none
     is_target: bool = False  # whether it waits for an incoming migration
-    is_overheard: bool = False  # whether it has a second monitor whose socket the test listens on (`SocketsFolder`)
+    is_overheard: bool = False  # whether it has a monitor on which the test listens: see `SocketsFolder`
 
     def running(self) -> Guest:
         """Return the same guest, not paused; a firmware beside its monitor keeps the vCPUs busy."""

@@ -1,1 +1,1 @@
-"""The agent on its node as manifests/ install it."""
+"""Tests of the agent with the accounts, policies and mounts of manifests/."""

@@ -1,4 +1,4 @@
-"""The components `dra` and `claim-limits` on API servers: an agent writes slices of its own node and driver only."""
+"""The components `dra` and `claim-limits` on API servers: rights on ResourceSlices, and limits of claims."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {"corepin-agent-claims", "corepin-claim-limits", "cpu.corepin.io"}
 
 @pytest.fixture(scope="module")
 def claims(installed: Installed) -> Iterator[Installed]:
-    """Return a cluster with both components, whose policies act."""
+    """Return an API server with both components, once their policies are in effect."""
     is_new = installed.api.version == NEWEST
     listed = [
         it
@@ -52,7 +52,7 @@ def claims(installed: Installed) -> Iterator[Installed]:
 
 @pytest.fixture
 def slices(claims: Installed) -> Installed:
-    """Return the cluster where it knows slices of v1."""
+    """Return the API server; skip the test if it has no resource.k8s.io/v1."""
     if claims.api.version != NEWEST:
         pytest.skip("Kubernetes 1.30 has no resource.k8s.io/v1")
     return claims
@@ -77,7 +77,7 @@ def document(devices: list[dict[str, Any]] | None = None, **spec: Any) -> dict[s
 
 
 def write(caller: Caller, devices: list[dict[str, Any]] | None = None, **spec: Any) -> Any:
-    """Create a slice, without keeping it."""
+    """Create a slice as a dry run."""
     return caller.send("POST", f"{SLICES}?dryRun=All", document(devices, **spec))
 
 
@@ -113,7 +113,7 @@ def claim(*exactly: dict[str, Any]) -> dict[str, Any]:
 
 
 def reporting(installed: Installed, use: Callable[[SliceReport], Awaitable[None]]) -> None:
-    """Use a report with the rights of the agent of HERE_NODE."""
+    """Run a coroutine with a SliceReport that has the rights of HERE_NODE's agent."""
 
     async def run() -> None:
         api = installed.agent_api()
@@ -141,7 +141,7 @@ def test_agent_keeps_its_slice_and_removes_it(slices: Installed) -> None:
             await asyncio.sleep(0.05)
 
     async def counted(report: SliceReport, writes: int) -> None:
-        while report.writes < writes:  # others see a slice before its writer has the answer
+        while report.writes < writes:  # the slice is visible before its writer has the response
             await asyncio.sleep(0.01)
 
     async def use(report: SliceReport) -> None:
@@ -195,7 +195,7 @@ def test_second_driver_takes_the_slice_away(slices: Installed) -> None:
 
 
 def test_old_api_server_is_one_line_of_the_log(claims: Installed, caplog: pytest.LogCaptureFixture) -> None:
-    """On an API server without ResourceSlices the agent logs one line and publishes none."""
+    """If the API server has no ResourceSlices, the agent logs one line and publishes no slice."""
     if claims.api.version == NEWEST:
         pytest.skip("it has resource.k8s.io/v1")
 
@@ -274,14 +274,14 @@ def test_slices_of_every_size_are_accepted(slices: Installed) -> None:
 def test_what_a_claim_may_ask_for(
     slices: Installed, path: str, amounts: tuple[str | None, ...], more: dict[str, Any], why: str
 ) -> None:
-    """A claim may ask for 1 to 64 CPUs in all requests together; claims of other classes are not limited."""
+    """A claim may request 1 to 64 CPUs in total; claims of other device classes are not limited."""
     answer = ask(slices.admin, *amounts, path=path, **more)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text
 
 
 def test_claims_that_are_older_than_the_limit_can_end(slices: Installed) -> None:
-    """The controllers of Kubernetes remove the finalizer of a deallocated claim; its requests cannot be changed."""
+    """The finalizer of a claim above the limit can be removed; its requests are immutable."""
     path = f"{CLAIMS}/earlier"
     there = slices.admin.send("GET", path).json()
     there["metadata"]["finalizers"] = []

@@ -1,4 +1,4 @@
-"""CMK's reports on real API servers: their kinds, and an agent that writes those of its own node and no others."""
+"""CMK's reports on real API servers: their CRDs, and the agent's rights on the report of its own node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE = replace(
     state_of(bound("a", container("main", {CORES: 1})), node=HERE_NODE),
     reclaimed=(Reclaimed(4711, "default/a/main", "exclusive", "1,5", ExitSource.KERNEL),),
 )
-OLD_KIND = {  # definition as CMK created it, with an API version that no longer exists
+OLD_KIND = {  # CRD as CMK created it, with an API version that no longer exists
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": "cmk-nodereports.intel.com"},
@@ -51,13 +51,13 @@ OLD_KIND = {  # definition as CMK created it, with an API version that no longer
 
 
 def is_of_reports(it: Object) -> bool:
-    """Return whether the component has an object for its reports."""
+    """Return whether an object is the reports' policy or a CRD."""
     return bool(it["metadata"]["name"] == POLICY or it["kind"] == "CustomResourceDefinition")
 
 
 @pytest.fixture(scope="module")
 def reporting(installed: Installed) -> Iterator[Installed]:
-    """Return an API server with what the component `cmk` adds for reports, put over a kind of CMK's own."""
+    """Return an API server on which the report objects of component `cmk` are applied over CMK's own CRD."""
     parts = [it for it in objects("cmk") if is_of_reports(it)]
     assert len(parts) == 6
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": parts})
@@ -70,7 +70,7 @@ def reporting(installed: Installed) -> Iterator[Installed]:
 
 
 def _wait(installed: Installed) -> None:
-    """Wait until the kinds are served, the right is known and the policy acts."""
+    """Wait until the CRDs are served and the agent's right and the policy are in effect."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     probe = report("probe")
     while f"'{POLICY}'" not in installed.agent.send("POST", f"{REPORTS}?dryRun=All", probe).text:
@@ -105,7 +105,7 @@ def test_the_agent_reports_and_kubectl_shows_it_by_cmks_names(reporting: Install
 
     async def main() -> None:
         api = reporting.agent_api()
-        for _ in range(2):  # the second one is of an agent that starts again
+        for _ in range(2):  # the second write is that of a restarted agent
             await publish(CMKReports(api, HERE_NODE, AGENT, interval_seconds=0), STATE)
             found = await asyncio.to_thread(shown, "cmk-nr")
             assert found["metadata"]["generation"] == 1
@@ -145,7 +145,7 @@ def test_no_agent_writes_another_nodes_report(who: str, reporting: Installed) ->
     ids=lambda metadata: next(iter(metadata)),
 )
 def test_an_agent_changes_the_spec_alone(metadata: dict[str, Any], reporting: Installed) -> None:
-    """An agent may change only the report's spec, also when it creates one."""
+    """An agent may write only the report's spec, in creation and in updates."""
     path = fresh(reporting)
     assert_refused(reporting.agent.patch(path, {"metadata": metadata}), POLICY, "only the spec")
     reporting.admin.send("DELETE", path)
@@ -161,7 +161,7 @@ def test_an_agent_deletes_no_report(reporting: Installed) -> None:
 
 
 def test_an_agent_gives_others_no_fields(reporting: Installed) -> None:
-    """An agent may add no entries of other field managers, whose later apply would delete the fields."""
+    """An agent may not add managedFields of other managers, whose next apply would delete the fields."""
     path = fresh(reporting)
     entry = {
         "manager": "kubectl",
@@ -175,7 +175,7 @@ def test_an_agent_gives_others_no_fields(reporting: Installed) -> None:
 
 
 def test_people_write_reports_as_ever(reporting: Installed) -> None:
-    """The policy concerns only the agents' accounts: an administrator may write reports."""
+    """The policy restricts only the agents' accounts; an administrator may write reports."""
     path = fresh(reporting)
     assert reporting.admin.patch(
         path, {"spec": {"report": {}}, "metadata": {"labels": {"a": "b"}}}

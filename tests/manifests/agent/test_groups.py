@@ -1,4 +1,4 @@
-"""Two groups of nodes on a real API server, with the agents' own account: the key, the wait, another label, no right."""
+"""Two groups of nodes on a real API server, with the agents' own account: ConfigMap keys, waits, labels, rights."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SECONDS = 60.0
 
 
 class Cluster:
-    """The nodes and the ConfigMap, and agents that start with what the kubelet mounts of it."""
+    """The nodes, the agents' ConfigMap, and a folder with its keys in place of the kubelet's mount."""
 
     def __init__(self, installed: Installed, folder: Path) -> None:
         self.installed = installed
         self._folder = folder
 
     def label(self, node: str, group: str | None) -> None:
-        """Put a node into a group, or into none."""
+        """Set or remove the group label of a node."""
         answer = self.installed.admin.patch(f"{NODES}/{node}", {"metadata": {"labels": {GROUP: group}}})
         assert answer.is_success, answer.text
 
@@ -60,7 +60,7 @@ class Cluster:
         return ConfigFiles(self._folder / "node/config.yaml", lambda path: read_node_file(str(path)))
 
     def agent(self, node: str, caller: Caller, *, url: str = "", port: int = 0) -> AgentConfig:
-        """Return an agent of a node, with its own token."""
+        """Return the configuration of a node's agent, with a token of its own."""
         token = self._folder / f"{node}.token"
         token.write_text(caller.token)
         api = ApiFlags(url or self.installed.api.url, self.installed.api.ca_file, token)
@@ -89,14 +89,14 @@ def cluster(installed: Installed, tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until the API server or an agent shows something; each look is a request."""
+    """Poll until a condition is true, in a thread, because each poll is a request."""
     async with asyncio.timeout(SECONDS):
         while not await asyncio.to_thread(holds):
             await asyncio.sleep(0.05)
 
 
 def answered(port: int, path: str) -> tuple[int, str]:
-    """Return the agent's answer; empty while it does not listen."""
+    """Return the status and text of the agent's response; 0 and "" while it does not listen."""
     try:
         response = plain_http.get(f"http://127.0.0.1:{port}{path}")
     except httpx.TransportError:
@@ -107,7 +107,7 @@ def answered(port: int, path: str) -> tuple[int, str]:
 async def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster) -> None:
     """A node starts with the key of its group; while the key is missing its agent is alive and not ready.
 
-    The key that comes ends the wait, without a restart; a key that cannot be read hurts neither.
+    The wait ends without a restart once the key exists; an invalid key of another group is ignored.
     """
     installed, port = cluster.installed, free_port()
     cluster.label(HERE_NODE, "small")
@@ -132,7 +132,7 @@ async def test_each_group_starts_with_its_key_and_waits_for_it(cluster: Cluster)
 
 
 def test_a_waiting_agent_is_alive_and_ends_on_sigterm(cluster: Cluster, tmp_path: Path) -> None:
-    """An agent that waits as process 1 is alive, ends on SIGTERM, and has allocated nothing."""
+    """A waiting agent with PID 1 is healthy, exits on SIGTERM, and has allocated nothing."""
     port, config = free_port(), cluster.agent(HERE_NODE, cluster.installed.agent)
     assert config.api is not None
     cluster.label(HERE_NODE, "big")
@@ -174,7 +174,7 @@ def test_without_the_api_server_the_last_group_counts(cluster: Cluster) -> None:
 
 
 async def test_a_label_that_changes_is_shown(cluster: Cluster) -> None:
-    """A changed label is a condition of the node until it is changed back."""
+    """A group label that changes under a running agent sets a condition on the node until it is changed back."""
     cluster.label(HERE_NODE, "small")
 
     api = cluster.installed.agent_api()

@@ -1,4 +1,4 @@
-"""The component `near-dra` on API servers: the agents may list ResourceSlices, and nothing else of them."""
+"""The component `near-dra` on API servers: the agents' right to list ResourceSlices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "corepin-agent-claimed-devices"
 
 @pytest.fixture(scope="module")
 def near(installed: Installed) -> Iterator[Installed]:
-    """Return a cluster with the component's right, where it knows slices of v1."""
+    """Return an API server with the component's right; skip the test if it has no resource.k8s.io/v1."""
     if installed.api.version != NEWEST:
         pytest.skip("Kubernetes 1.30 has no resource.k8s.io/v1")
     listed = [it for it in objects("near-dra") if it["metadata"]["name"] == NAME]

@@ -1,4 +1,4 @@
-"""The component `numa-scheduling`: an agent writes the topology of its own node, and nothing else of topologies."""
+"""The component `numa-scheduling`: an agent's rights on the NodeResourceTopology of its own node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod
 
 @pytest.fixture(scope="module")
 def topologies(installed: Installed) -> Iterator[Installed]:
-    """Return a cluster with the component, whose policy acts."""
+    """Return an API server with the component, once its policy is in effect."""
     installed.api.kubectl("apply", "--server-side", "-f", str(CRD))
     installed.api.kubectl("wait", "--for=condition=Established", "--timeout=180s", "-f", str(CRD))
     ours = [it for it in objects("numa-scheduling") if it["metadata"]["name"] == "corepin-agent-topologies"]
@@ -52,7 +52,7 @@ def topology(name: str, **metadata: Any) -> dict[str, Any]:
 
 
 def write(caller: Caller, name: str, **metadata: Any) -> Any:
-    """Create a topology, without keeping it."""
+    """Create a topology as a dry run."""
     return caller.send("POST", f"{TOPOLOGIES}?dryRun=All", topology(name, **metadata))
 
 
@@ -116,7 +116,7 @@ OWNER = {"apiVersion": "v1", "kind": "Node", "name": HERE_NODE, "uid": "u"}
 def test_what_an_agent_may_create(
     topologies: Installed, name: str, metadata: dict[str, Any], why: str
 ) -> None:
-    """An agent may create its own node's topology, without fields on which other programs act."""
+    """An agent may create its own node's topology, but no metadata that triggers other controllers."""
     answer = write(topologies.agent, name, **metadata)
     assert answer.is_success is not bool(why), answer.text
     assert why in answer.text
@@ -129,7 +129,7 @@ def test_tokens_without_a_node_write_nothing(topologies: Installed) -> None:
 
 
 def test_another_programs_topology_stays(topologies: Installed) -> None:
-    """A topology that another exporter made is neither changed nor deleted."""
+    """A topology of another exporter is neither changed nor deleted."""
     path = f"{TOPOLOGIES}/{HERE_NODE}"
     created = topologies.admin.send("POST", TOPOLOGIES, topology(HERE_NODE, labels={}))
     assert created.is_success, created.text

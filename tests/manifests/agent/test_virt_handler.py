@@ -1,4 +1,4 @@
-"""KubeVirt's handler beside the agent, on a real API server: it writes the labels "false" with each of its heartbeats."""
+"""virt-handler beside the agent, on a real API server: its heartbeats set both labels to "false"."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RIGHTS = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "
 
 @dataclass
 class Handler:
-    """KubeVirt's handler of a node whose kubelet has no static policy: what its heartbeat sends, as the same kind of patch."""
+    """A fake virt-handler that sends the heartbeat patch of a node without the kubelet's static policy."""
 
     caller: Caller
     beats: int = 0
@@ -49,7 +49,7 @@ class Handler:
 
 @dataclass
 class Scene:
-    """The agent's reporter with its own token, the handler, and what kubectl shows of their node."""
+    """The agent's NodeReport with its own token, and the virt-handler of the same node."""
 
     installed: Installed
     handler: Handler
@@ -58,7 +58,7 @@ class Scene:
     metrics: Metrics
 
     async def shown(self) -> Any:
-        """Return the node as a reader of the API gets it."""
+        """Return the stored node."""
         return (await asyncio.to_thread(self.installed.admin.send, "GET", HERE)).json()
 
     async def until(self, holds: Callable[[Any], bool]) -> Any:
@@ -69,7 +69,7 @@ class Scene:
         return node
 
     async def zero(self) -> None:
-        """Set the numbers of cores to zero, as a kubelet does, and wait until the agent has mended them."""
+        """Set the node's exclusive cores to zero, as a kubelet does, and wait until the agent restores them."""
         body = {"status": {"capacity": {CORES: "0"}, "allocatable": {CORES: "0"}}}
         answer = await asyncio.to_thread(self.installed.admin.patch, f"{HERE}/status", body, STRATEGIC)
         assert answer.is_success, answer.text
@@ -82,7 +82,7 @@ class Scene:
 
 
 def handler_of(installed: Installed) -> Handler:
-    """Return a handler with an account and the right to patch nodes, as KubeVirt's has them."""
+    """Return a virt-handler with an account that may patch nodes, like KubeVirt's."""
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT}
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
     documents: list[dict[str, Any]] = [
@@ -100,7 +100,7 @@ def handler_of(installed: Installed) -> Handler:
 
 @asynccontextmanager
 async def beside(handler: Handler, installed: Installed) -> AsyncIterator[Scene]:
-    """Yield an agent that has written its node beside a handler that has done so before."""
+    """Send a heartbeat, let the agent publish its node, and yield both until the agent's reset."""
     api, time, metrics = installed.agent_api(), Time(), Metrics()
     labels = OverwrittenLabels(time.clock(), metrics)
     options = NodeOptions(frozenset({"CPUManager"}))
@@ -140,7 +140,7 @@ def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
                 assert node["metadata"]["annotations"]["kubevirt.io/heartbeat"] == str(scene.handler.beats)
                 assert node["metadata"]["labels"]["kubevirt.io/schedulable"] == "true"
                 async with asyncio.timeout(SECONDS):
-                    # The answer to the last write is still on its way.
+                    # The node is stored before the writer has the response.
                     while scene.report.writes < before + number:
                         await asyncio.sleep(0)
                 assert (scene.report.writes - before, scene.overwrites) == (number, number)
@@ -149,7 +149,7 @@ def test_every_heartbeat_is_answered_once(installed: Installed) -> None:
 
 
 def test_label_writes_are_rate_limited(installed: Installed) -> None:
-    """Beyond six writes a minute the agent is rate limited: it writes the labels when the minute is over."""
+    """The agent writes the labels at most six times a minute, and then again in the next minute."""
 
     async def act() -> None:
         async with beside(handler_of(installed), installed) as scene:
@@ -175,7 +175,7 @@ def test_frequent_heartbeats_cost_six_requests_a_minute(installed: Installed) ->
             for _ in range(30):
                 await scene.handler.beat()
             await scene.zero()
-            assert scene.report.writes - before <= WRITES + 1  # one is the mended number
+            assert scene.report.writes - before <= WRITES + 1  # one write restores the cores
             scene.time.now += WINDOW_SECONDS
             await scene.zero()
             await scene.until(is_true)
