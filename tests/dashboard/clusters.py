@@ -1,4 +1,4 @@
-"""The page's state for given objects, as after a first list."""
+"""The dashboard's model of given objects, as after the first list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes and pods with the annotations that agents write, made of real machines."""
+"""Nodes, pods and events with the annotations that agents write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 @cache
 def grid(sockets: int, nodes: int, caches: int, cores: int, threads: int = 2) -> Topology:
-    """Return a machine of so many sockets, NUMA nodes in each, caches in each, cores in each, threads in each."""
+    """Return a machine; each number counts per unit of the level before it."""
     count = sockets * nodes * caches * cores
     facts = [
         CPUFacts(
@@ -67,7 +67,7 @@ def pools(
 
 
 def node(name: str, topology: Topology | None = None, sets: Document | None = None) -> Document:
-    """Return a node; without a machine no agent reports from there."""
+    """Return a node; without a topology it has no agent."""
     annotations = {}
     if topology is not None:
         annotations[STATUS_TOPOLOGY] = json.dumps(topology.to_dict(), separators=(",", ":"))
@@ -76,7 +76,7 @@ def node(name: str, topology: Topology | None = None, sets: Document | None = No
 
 
 def container(cpus: str, smt: str = "prefer", idle: str = "", **more: Any) -> Document:
-    """Return the status of a container that is on its CPUs."""
+    """Return the status of a container that runs on its CPUs."""
     return {
         "policy": "exclusive",
         "smtPolicy": smt,
@@ -91,7 +91,7 @@ def container(cpus: str, smt: str = "prefer", idle: str = "", **more: Any) -> Do
 
 
 def refused(message: str = "wanted 64 wholly free cores, found 2: ask for at most 2") -> Document:
-    """Return the status of a container that was refused CPUs and may not start without."""
+    """Return the status of a container that was refused CPUs and must not start without them."""
     return {"pinned": False, "refusal": {"reason": "NotEnoughCPUs", "message": message, "blocksStart": True}}
 
 

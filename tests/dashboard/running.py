@@ -1,4 +1,4 @@
-"""The dashboard as operators run it, with the rights of its component, beside an API server of its own."""
+"""The dashboard's process with the rights of its component, and an API server for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dashboard:
     url: str
 
     def apply(self, *documents: Document) -> None:
-        """Create objects, or set these annotations on existing ones."""
+        """Create objects, or set their annotations if they exist."""
         for document in documents:
             metadata = document["metadata"]
             path = path_of(document)
@@ -46,11 +46,11 @@ class Dashboard:
             assert created.is_success, created.text
 
     def until_shown(self, pod: str) -> None:
-        """Wait until a pod is shown, which may be later than its node: each kind has a watch of its own."""
+        """Wait until a pod is shown, which can be later than its node because each kind has its own watch."""
         until(f"{pod} is shown", lambda: plain_http.answers(f"{self.url}api/pods/{pod}"))
 
     def remove(self, *documents: Document) -> None:
-        """Delete objects at once."""
+        """Delete objects without a grace period."""
         for document in documents:
             path = f"{path_of(document)}/{document['metadata']['name']}"
             self.admin.delete(path, params={"gracePeriodSeconds": "0"})
@@ -78,7 +78,7 @@ def install_account(server: ApiServer) -> Path:
 def dashboard(
     server: ApiServer, kubeconfig: Path, name: str = "dashboard", *, is_healthy: bool = True
 ) -> Iterator[Dashboard]:
-    """Run the dashboard until the block ends, from when everything was listed once, if that can be."""
+    """Run the dashboard until the block ends, which starts once /healthz has the expected status."""
     log = server.directory / f"{name}.log"
     command = ["env", f"KUBECONFIG={kubeconfig}", *COMMAND, "--listen", "127.0.0.1:0"]
     with running("corepin dashboard", command, log) as daemon, server.client() as admin:
@@ -89,7 +89,7 @@ def dashboard(
 
 
 def address(daemon: Daemon) -> str:
-    """Return the address that it prints."""
+    """Return the URL that the dashboard prints."""
 
     def printed() -> re.Match[str] | None:
         return re.search(r"^the page: (\S+)$", daemon.log_file.read_text(), re.MULTILINE)

@@ -106,14 +106,14 @@ def test_each_view_is_json_too(path: str, field: str, count: int) -> None:
 
 
 def test_filter_is_in_the_query() -> None:
-    """The filter is in the query of the URL, and longer names than exist are cut."""
+    """The filter is in the URL's query, and names in it are truncated."""
     assert ask("/api/nodes?pod=web&namespace=default").json()["rows"][0]["matches"] == 1
     assert ask(f"/api/nodes?pod={'x' * 3000}").json()["rows"] == []
 
 
 @pytest.mark.parametrize("path", ["/api/nodes/n2", "/api/pods/default/other"])
 def test_what_is_not_there_is_not_found(path: str) -> None:
-    """An unknown object is 404, which the page shows."""
+    """An unknown object is a 404 with JSON null, which the page shows as not found."""
     answer = ask(path)
     assert (answer.status_code, answer.json()) == (404, None)
 
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_not_found(path: str) -> None:
     "host", ["127.0.0.1:8084", "localhost:1", "[::1]:8084", "LOCALHOST", "corepin.example"]
 )
 def test_own_names_are_answered(host: str) -> None:
-    """Hosts of this machine, with any port, and those of --allow-host are served."""
+    """Host headers of this machine, with any port, and of --allow-host are accepted."""
     assert ask("/", host=host).status_code == 200
 
 
@@ -177,7 +177,7 @@ def test_a_head_request_is_no_viewer() -> None:
 
 
 def test_answers_are_small_json() -> None:
-    """The answer about a node is JSON with the node's name."""
+    """A node's view is JSON with the node's name."""
     assert json.loads(ask("/api/nodes/n1").content)["name"] == "n1"
 
 
@@ -220,7 +220,7 @@ def test_viewers_who_come_at_once_are_counted_at_once(monkeypatch: pytest.Monkey
 
 
 def test_address_is_printed_when_it_accepts_connections() -> None:
-    """A program that reads the address can connect at once."""
+    """The URL is printed once the server accepts connections."""
     connected: list[int] = []
 
     def connect(url: str) -> None:
@@ -228,7 +228,7 @@ def test_address_is_printed_when_it_accepts_connections() -> None:
         assert port is not None
         with socket.create_connection(("127.0.0.1", port)):
             connected.append(port)
-        signal.raise_signal(signal.SIGTERM)  # the server ends, as operators end it
+        signal.raise_signal(signal.SIGTERM)  # stop the server
 
     run(Options("127.0.0.1", 0), Access("https://127.0.0.1:9"), connect)
     assert len(connected) == 1
@@ -247,7 +247,7 @@ def test_a_viewer_that_reads_nothing_is_disconnected() -> None:
     [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)],
 )
 def test_page_elsewhere_gets_no_stream(monkeypatch: pytest.MonkeyPatch, site: str, status: int) -> None:
-    """Streams are refused to other origins, whose pages could take the places of viewers."""
+    """Streams are refused for other origins, whose pages could use up the limit of viewers."""
     found = watching()
     found.end()
     monkeypatch.setattr(f"{__name__}.watching", lambda: found)

@@ -18,7 +18,7 @@ from dashboard.serve.connection import KEEP_ALIVE_SECONDS, MOST_CONNECTIONS, REQ
 from dashboard.serve.watching import Watching
 from webhook.server.listener import Limits
 
-SOON = 0.3  # seconds; what is cut is waited for
+SOON = 0.3  # short timeout in seconds
 WHOLE = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STREAM = b"GET /api/nodes HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
 UNFINISHED_STREAM = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Length: 9\r\n\r\n")
@@ -66,7 +66,7 @@ async def ask(port: int, sent: bytes) -> Pair:
 
 
 async def cut(pair: Pair) -> bool:
-    """Wait until the server ends a connection that was sent nothing."""
+    """Return whether the server closes the connection without a response."""
     try:
         return await pair[0].read() == b""
     except ConnectionError:
@@ -84,7 +84,7 @@ async def status(pair: Pair) -> bytes:
     ids=["", "word", "head", "end"],
 )
 async def test_half_request_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    """A client that does not send its whole head in time is disconnected, and so is one that sends nothing."""
+    """A client that does not send its whole request head in time is disconnected."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
 
     async with served() as port:
@@ -92,13 +92,13 @@ async def test_half_request_is_cut(monkeypatch: pytest.MonkeyPatch, sent: bytes)
 
 
 async def test_second_half_request_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an answer the time of the next request begins with its first byte."""
+    """On a keep-alive connection the timeout of the next request starts with its first byte."""
     monkeypatch.setattr(connection, "REQUEST_SECONDS", SOON)
 
     async with served() as port:
         reader, writer = await ask(port, WHOLE)
         assert b" 200 " in await reader.readline()
-        await asyncio.sleep(2 * SOON)  # idle: nothing is owed
+        await asyncio.sleep(2 * SOON)  # idle longer than the timeout
         assert not reader.at_eof()
         writer.write(b"GET")
         rest = await reader.read()
@@ -119,7 +119,7 @@ async def test_stream_outlives_every_time_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_half_requests_hold_up_nobody() -> None:
-    """500 and 100 more half requests: a viewer is answered and keeps its stream, the oldest of them make room."""
+    """Beyond MOST_CONNECTIONS the oldest half requests are closed; new requests are answered, and streams stay open."""
     async with served() as port:
         viewer = await ask(port, STREAM)
         assert await status(viewer) == b"200"
@@ -130,7 +130,7 @@ async def test_half_requests_hold_up_nobody() -> None:
 
 
 async def test_no_stream_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If every connection is being answered the newest one is closed."""
+    """If all connections are streams, a new one is closed."""
     monkeypatch.setattr(connection, "MOST_CONNECTIONS", 2)
 
     async with served() as port:

@@ -1,4 +1,4 @@
-"""Differences of two states as lines of the history."""
+"""Lines of the history, computed from two states."""
 
 from __future__ import annotations
 

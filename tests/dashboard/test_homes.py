@@ -1,4 +1,4 @@
-"""The node of each pod, which its metadata does not have."""
+"""The node of each pod, found by events and owners because the dashboard lists only metadata of pods."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ EARLY, LATE = "2026-11-22T10:00:00Z", "2026-11-22T10:30:00Z"
 
 
 def web(uid: str = "new") -> Document:
-    """Return a pod that waits, as a StatefulSet makes it under the same name again and again."""
+    """Return a waiting pod `web-0` with a uid; a StatefulSet reuses the name."""
     document = pod("web-0", {"main": refused()})
     return {**document, "metadata": {**document["metadata"], "uid": uid}}
 
 
 def seen(on: str, uid: str = "", time: str = EARLY) -> Document:
-    """Return an event about a pod of this name."""
+    """Return an event about `web-0` from a node's agent."""
     document = event("web-0", "Unpinnable", "no room", on=on)
     involved = {**document["involvedObject"], **({"uid": uid} if uid else {})}
     return {**document, "involvedObject": involved, "lastTimestamp": time}
 
 
 def home(*events: Document, known: Any = None, before: Document | None = None) -> str | None:
-    """Return the node of the pod by its events."""
+    """Return the node of `web-0` according to events, known nodes and the pod's earlier version."""
     pods, older = {"default/web-0": a_pod(web())}, {"default/web-0": a_pod(before)} if before else {}
     return homes_of(pods, map(an_event, events), known or {}, older).get("default/web-0")
 
 
 def test_events_of_another_pod_of_the_name_tell_nothing() -> None:
-    """The events of a deleted pod last for an hour, and do not move the pod that follows it to the old node."""
+    """Events of a deleted pod, which last for an hour, do not apply to a new pod of its name."""
     assert home(seen("new", "new", EARLY), seen("old", "old", LATE)) == "new"
     assert home(seen("old", "old", LATE)) is None
 
@@ -45,7 +45,7 @@ def test_newest_event_tells_in_whatever_order_they_are_listed() -> None:
 
 
 def test_home_outlives_its_events_and_not_its_pod() -> None:
-    """The node stays known after the API server has deleted the events, until the pod is another one."""
+    """The node stays known after its events have expired, until a pod with another uid replaces the pod."""
     known = {"default/web-0": "n", "default/gone": "n"}
     assert home(known=known, before=web()) == "n"
     assert home(known=known, before=web("old")) is None

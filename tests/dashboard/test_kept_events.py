@@ -1,4 +1,4 @@
-"""Eviction of events when there are more than the page shows."""
+"""Eviction of events beyond the limits per node and in total."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.dashboard.documents import event
 
 
 def told(node: str, second: int, namespace: str = "default", pod: str = "web") -> Event:
-    """Return an event of a node's agent about a pod, of some second."""
+    """Return an event of a node's agent about a pod, with a time in seconds."""
     time = f"2026-11-22T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}Z"
     return Event("uid", f"{namespace}/{pod}", node, "Pinned", "text", is_warning=False, time=time, count=1)
 
 
 def numbered(*events: Event) -> dict[str, Event]:
-    """Return events by uids of their own."""
+    """Return events by generated uids."""
     return {f"{number:06}": event for number, event in enumerate(events)}
 
 

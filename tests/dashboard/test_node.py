@@ -1,4 +1,4 @@
-"""The page of a node: every CPU once, in its place, as its annotations say."""
+"""The page of a node, computed from its annotations."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_cpu_is_drawn_once(topology: Topology) -> None:
 
 
 def test_cells_say_whose_they_are() -> None:
-    """A cell has the letter of `corepin map`, and whole words for screen readers."""
+    """A cell has the sign of `corepin map`, and a label in words for screen readers."""
     owners = {
         "default/web/main": owner("1,17"),
         "team/db/main": owner("2", smt="isolate", idle="18"),

@@ -16,7 +16,7 @@ MACHINE = grid(1, 1, 1, 8)
 
 @pytest.fixture(scope="module")
 def known() -> Cluster:
-    """Return nodes in all states."""
+    """Return a cluster with a node in each state."""
     owners = {"default/web/main": owner("1,9", smt="require"), "team/db/main": owner("2,10", policy="share")}
     return cluster(
         node("n10", MACHINE, pools(MACHINE, owners)),
@@ -77,7 +77,7 @@ def test_container_whose_tasks_are_not_all_looked_at_is_not_proven() -> None:
 
 
 def test_sums_are_those_of_the_rows(known: Cluster) -> None:
-    """A filter changes the rows and not the sums."""
+    """A filter changes the rows, but not the totals, which are the sums of all rows."""
     everything, some = overview(known, Filter()), overview(known, Filter(node="n1"))
     totals = everything.totals
     assert some.totals == totals

@@ -1,4 +1,4 @@
-"""The page of a pod: why it has its CPUs, or why it waits; and the list of all."""
+"""The page of a pod, with the reasons for its CPUs or its wait, and the list of pods."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOME = node("n", MACHINE, pools(MACHINE, WEB))
 
 
 def shown(known: Cluster, name: str = "web") -> PodPage:
-    """Return the page of a pod that is known."""
+    """Return the page of an existing pod."""
     page = pod_page(known, "default", name)
     assert page is not None
     return page
 
 
 def why(said: Document) -> str:
-    """Return why a container has its CPUs or waits, as its pod's page says it."""
+    """Return the text of a pod's page about a container's CPUs or wait."""
     (card,) = shown(cluster(HOME, pod("web", {"main": said}))).containers
     return card.why
 
@@ -59,7 +59,7 @@ def why(said: Document) -> str:
     ],
 )
 def test_pod_says_why(said: Document, words: str) -> None:
-    """Policy by policy, in the words of `corepin plan`; a refusal with its remedy."""
+    """The text names each policy in the words of `corepin plan`, or the refusal with its remedy."""
     assert why(said) == words
 
 
@@ -127,7 +127,7 @@ def test_pod_that_waits_says_what_would_be_free() -> None:
 
 
 def test_pod_whose_words_cannot_be_read_says_so() -> None:
-    """The refusal of the whole pod stands above its containers."""
+    """The page shows the refusal of a whole pod, or that its annotations cannot be read, above the containers."""
     text = '{"containers": {}, "refusal": {"reason": "BadPolicy", "message": "no such word"}}'
     assert shown(cluster(pod("web", annotations={STATUS_CPUS: text}))).notes == (
         "Waits (BadPolicy): no such word",
@@ -138,7 +138,7 @@ def test_pod_whose_words_cannot_be_read_says_so() -> None:
 
 
 def test_pod_of_which_nothing_is_said_yet() -> None:
-    """A pod without a status either waits for an agent's answer, or holds CPUs that its annotation lacks yet."""
+    """A pod without a status is shown as waiting for the agent, or with its CPUs from the node's annotation."""
     asking = shown(cluster(pod("web", annotations={"qos.gocrane.io/cpu-manager": "exclusive"})))
     assert (asking.notes, asking.node) == ((NOTHING_SAID,), "")
     assert [(fact.term, fact.text) for fact in asking.asks] == [("qos.gocrane.io/cpu-manager", "exclusive")]
@@ -243,7 +243,7 @@ def test_list_has_an_end(known: Cluster, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pool_of_a_pod_is_a_holder_of_its_own() -> None:
-    """A pool is proven by the containers that run in it, and is listed with its pod."""
+    """A pool's proof is that of its containers, and the list of pods has a row for the pod with its pool."""
     held = {"default/web/(pool)": owner("2,6") | {"policy": "pod"}}
     known = cluster(
         node("n", MACHINE, pools(MACHINE, held)), pod("web", {"log": container("2,6") | {"policy": "pod"}})

@@ -1,4 +1,4 @@
-"""The dashboard against a real kube-apiserver, with the rights of its component and no others."""
+"""The dashboard against a real kube-apiserver, with only the rights of its component."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHO = f"--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """Return a dashboard beside an API server of this module's own."""
+    """Return a dashboard with an API server for this module alone."""
     with start_servers(directory=tmp_path_factory.mktemp("dashboard-")) as server:
         kubeconfig = install_account(server)
         with dashboard(server, kubeconfig) as found:
@@ -57,7 +57,7 @@ def test_what_changes_in_the_cluster_is_shown(shown: Dashboard) -> None:
         return [entry["text"] for entry in ask(shown, "/api/changes").json()["history"]]
 
     until("the move is told", lambda: "default/web/main moved from CPUs 1 to 2" in history())
-    until("the event is told", lambda: "NotEnoughCPUs: text" in history())  # by a watch of its own
+    until("the event is told", lambda: "NotEnoughCPUs: text" in history())  # events have their own watch
     shown.remove(*first[:2])
     until_equal("the node is gone", row, ("gone", 0, 0))
 

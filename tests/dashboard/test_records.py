@@ -1,4 +1,4 @@
-"""Reading nodes, pods and events: sound, damaged and irrelevant ones."""
+"""Decoding of valid, damaged and irrelevant nodes, pods and events."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_status_of_a_large_pod_and_of_a_large_machine_is_read() -> None:
 
 
 def pinned(count: int, **more: Any) -> dict[str, Any]:
-    """Return so many containers that hold CPUs."""
+    """Return `count` container statuses with CPUs."""
     return {f"container-{at}": container("1-2,65-66", **more) for at in range(count)}
 
 
@@ -230,7 +230,7 @@ def test_what_is_no_object_is_refused() -> None:
 
 
 def test_objects_that_did_not_change_for_us_are_the_same() -> None:
-    """A node or pod whose relevant parts did not change is the same object, so that no view is computed again."""
+    """If no relevant field of a node or pod changes, the decoder returns the same object, so that views stay cached."""
     nodes, pods_ = NodeDecoder(), PodDecoder()
     first = json.dumps(node("n", MACHINE)).encode()
     beating = node("n", MACHINE)

@@ -28,7 +28,7 @@ View = Callable[[Cluster], msgspec.Struct | None]
 
 
 class Viewer:
-    """One stream, and the model behind it."""
+    """One stream, and the model that it shows."""
 
     def __init__(self, view: View, *documents: Document) -> None:
         self.watching = Watching(Api(Access("https://api.test"), "tests"))
@@ -36,7 +36,7 @@ class Viewer:
         self.events: AsyncGenerator[str] = stream(self.watching, view)
 
     def become(self, *documents: Document) -> None:
-        """Let the model be another one."""
+        """Replace the model."""
         self.watching.show(cluster(*documents))
 
     async def next(self) -> tuple[str, object]:

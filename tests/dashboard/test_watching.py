@@ -1,4 +1,4 @@
-"""Lists and watches of the API server, and the state made of them."""
+"""Lists and watches of the API server, and the model built from them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NOW = "2026-11-22T12:00:00Z"
 
 
 def versioned(document: Document, version: str) -> Document:
-    """Return an object with uid and version, as the API server has it."""
+    """Return an object with uid and resourceVersion."""
     name = f"{document['kind']}-{document['metadata']['name']}"
     return {**document, "metadata": {**document["metadata"], "uid": name, "resourceVersion": version}}
 
 
 class Told(httpx.AsyncByteStream):
-    """A watch that yields the lines of a queue."""
+    """The response body of a watch, with lines from a queue."""
 
     def __init__(self, lines: asyncio.Queue[bytes]) -> None:
         self.lines = lines
@@ -63,12 +63,12 @@ class Server:
         return listed(*(versioned(it, "1") for it in self.objects.get(kind, [])))
 
     def tell(self, what: str, document: Document) -> None:
-        """Let the watch of an object's kind bring a change of it."""
+        """Send a watch event of an object."""
         self.lines[f"{document['kind'].lower()}s"].put_nowait(line(what, versioned(document, "2")))
 
 
 def watch(server: Server, act: Callable[[Watching], Awaitable[None]]) -> None:
-    """Watch a server while something is done."""
+    """Run a Watching of a server while `act` runs."""
 
     async def main() -> None:
         api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
@@ -86,7 +86,7 @@ def watch(server: Server, act: Callable[[Watching], Awaitable[None]]) -> None:
 
 
 async def until(watching: Watching, is_there: Callable[[Watching], Any]) -> None:
-    """Wait for a value that meets a condition."""
+    """Wait until a condition is true."""
     with watching.news() as news:
         while not is_there(watching):
             await news.wait()
@@ -95,13 +95,13 @@ async def until(watching: Watching, is_there: Callable[[Watching], Any]) -> None
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the delays of the module to almost none."""
+    """Set the module's delays to almost zero."""
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
 
 
 def test_metadata_is_all_that_is_asked_of_nodes_and_pods() -> None:
-    """Only metadata of nodes and pods is requested, and whole events of agents."""
+    """Nodes and pods are requested as metadata only, and events only from agents."""
     server = Server(nodes=[node("n")])
 
     async def act(watching: Watching) -> None:
@@ -119,7 +119,7 @@ def test_metadata_is_all_that_is_asked_of_nodes_and_pods() -> None:
 
 
 def test_changes_are_recorded_after_the_first_list() -> None:
-    """The first list is no change; after it each change is recorded with its time, and pods keep their nodes."""
+    """The first list adds nothing to the history; later changes are recorded with time and the pods' nodes."""
     waiting = event("web", "Unpinnable", "x", on="n")
     server = Server(
         nodes=[node("n", MACHINE)], pods=[pod("web", {"main": refused()}), pod("other")], events=[waiting]
@@ -204,11 +204,11 @@ def test_silent_events_are_not_taken_for_a_dead_server() -> None:
 
 
 async def test_watching_ends_when_it_is_cancelled_beside_news() -> None:
-    """The dashboard stops also when a watch brings something at that moment."""
+    """Cancellation stops the dashboard even if a change arrives at the same moment."""
     api = Api(Access("https://api.test"), "tests", httpx.MockTransport(Server()))
     watching = Watching(api, lambda: NOW)
     gathering = asyncio.create_task(watching._gather())
-    await asyncio.sleep(0)  # then the stream waits for news
+    await asyncio.sleep(0)  # until the task waits for changes
     await asyncio.sleep(0)
     watching._changed.set()
     gathering.cancel()

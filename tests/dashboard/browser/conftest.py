@@ -1,6 +1,6 @@
 """A browser, a dashboard and an API server for all tests of this folder.
 
-Playwright keeps an event loop in this thread as long as it runs, so nothing else here may use asyncio.
+Playwright keeps an event loop running in this thread, so the tests of this folder must not use asyncio.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.environments.server.start import start_servers
 
 @pytest.fixture(scope="package")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """Return a dashboard beside an API server of these tests' own."""
+    """Return a dashboard with an API server for these tests alone."""
     with start_servers(directory=tmp_path_factory.mktemp("browser-")) as server:
         for name in ("batch", "shop", "team", "vms"):
             server.create_namespace(name)
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         problem = f"there is no {CHROMIUM}: apt-get install chromium"
         raise FileNotFoundError(problem) if os.environ.get("CI") == "true" else SkipTest(problem)
     with sync_playwright() as playwright:
-        # The browser's sandbox needs another user than root, and the tests show only their own pages.
+        # Chromium's sandbox does not run as root; the tests open only pages of their own.
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -43,7 +43,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(params=["light"])
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """Return an empty tab, light unless the test asks for another scheme."""
+    """Return an empty tab, in the light colour scheme unless the test sets another one."""
     context = browser.new_context(
         viewport={"width": 1440, "height": 900}, color_scheme=request.param, locale="en-GB", timezone_id="UTC"
     )
@@ -53,7 +53,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 
 @pytest.fixture
 def seen(shown: Dashboard, page: Page) -> Iterator[Seen]:
-    """Return the dashboard in the tab; afterwards the browser has complained of nothing."""
+    """Return the dashboard in a tab; fail the test if the browser has logged a message or an error."""
     found = Seen(shown, page)
     yield found
     assert found.complaints == []

@@ -36,7 +36,7 @@ class Seen:
             self.complaints.append(f"failed: {request.url} {request.failure}")
 
     def open(self, path: str) -> None:
-        """Open an address, and wait until it is drawn."""
+        """Open a path, and wait until its page is drawn."""
         self.page.goto(self.dashboard.url.rstrip("/") + path)
         self.wait_for_page(re.sub(r"\?.*", "", path))
 
@@ -61,11 +61,11 @@ class Seen:
         return {int(cpu): (use, owner, sign) for cpu, use, owner, sign in drawn}
 
     def facts(self) -> dict[str, str]:
-        """Return the facts in the details."""
+        """Return terms and texts of the details."""
         script = "all => all.map(it => [it.children[0].textContent, it.children[1].textContent])"
         return dict(self.page.locator(".details .facts > div").evaluate_all(script))
 
     def picture(self, name: str) -> None:
-        """Keep a screenshot."""
+        """Save a screenshot."""
         PICTURES.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

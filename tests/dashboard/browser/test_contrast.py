@@ -1,4 +1,4 @@
-"""Every text stands out from what is behind it: 4.5 to 1, as WCAG 2 level AA asks of small text."""
+"""Text contrast of the pages: at least 4.5 to 1, as WCAG 2 level AA requires for small text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.server
 
 MACHINE = grid(2, 2, 1, 8)  # cores 0-31, siblings 32-63
 LEAST = 4.5
-# Behind a text is the nearest background; of a pattern each of its colours counts. A canvas turns whatever notation
-# the browser computes into red, green and blue.
+# The background of a text is that of the nearest element with one; each colour of a pattern is checked. A canvas
+# converts the browser's computed colours to RGB.
 MEASURE = r"""() => {
   const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
   const rgba = (colour) => {
@@ -53,14 +53,14 @@ MEASURE = r"""() => {
 
 
 def measured(page: Page) -> tuple[dict[str, float], int]:
-    """Return the texts with too little contrast, and the number of all."""
+    """Return the elements with too little contrast, and the number of all texts."""
     found = page.evaluate(MEASURE)
     return found["bad"], found["count"]
 
 
 @pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
 def test_every_text_can_be_read(seen: Seen) -> None:
-    """Every text has enough contrast, light and dark: cells of all hues, health, tables, notes and controls."""
+    """Every text has enough contrast in both colour schemes: cells of all hues, health, tables, notes, controls."""
     owners = {f"team/hue-{at}/main": owner(str(at + 1), smt="isolate", idle=str(at + 33)) for at in range(12)}
     owners |= {f"team/share-{at}/main": owner(str(at + 13), policy="share") for at in range(12)}
     topology = MACHINE.with_online(MACHINE.online - type(MACHINE.online)([63]))

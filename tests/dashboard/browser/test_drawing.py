@@ -1,4 +1,4 @@
-"""The drawing follows the annotations and their changes."""
+"""The drawn machine equals the node's annotations, also after changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(document: Document) -> dict[int, tuple[str, str]]:
 
 
 def busy(name: str, topology: Topology, cores: int) -> dict[str, Document]:
-    """Return owners of all kinds on the cores of a machine, some of them free."""
+    """Return owners of all kinds on a machine's cores, and leave some cores free."""
     owners = {}
     for number, core in enumerate(topology.cores[1:cores:2]):
         first, *others = core.cpus
@@ -49,7 +49,7 @@ def busy(name: str, topology: Topology, cores: int) -> dict[str, Document]:
 
 
 def pods_of(document: Document) -> list[Document]:
-    """Return the pods of a node's owners, each of which is where it should be."""
+    """Return the pods of a node's owners, each with a status without problems."""
     owners = json.loads(document["metadata"]["annotations"][STATUS_POOLS])["owners"]
     found = []
     for name, it in owners.items():
@@ -69,7 +69,7 @@ def pods_of(document: Document) -> list[Document]:
     ],
 )
 def test_every_cpu_is_drawn_as_its_annotation_says(seen: Seen, name: str, topology: Topology) -> None:
-    """Each CPU once, with its use and its owner; machines of all shapes, up to 512 CPUs."""
+    """Each CPU of machines of many shapes, up to 512 CPUs, is drawn once with the annotation's use and owner."""
     last = topology.cores[-1].cpus
     document = node(f"drawn-{name}", topology, pools(topology, busy(name, topology, 120), setAside=str(last)))
     seen.dashboard.apply(document, *pods_of(document))
@@ -109,7 +109,7 @@ def test_a_new_node_appears_by_itself(seen: Seen) -> None:
 
 
 def test_details_follow_the_pointer(seen: Seen) -> None:
-    """Pod, container, policy, since when and proof of the CPU under the pointer; its owner's other CPUs stand out."""
+    """The details show pod, container, policy, time and proof of the CPU under the pointer; its owner stands out."""
     seen.dashboard.apply(
         node("hovered", SMALL, pools(SMALL, {"team/web/main": owner("1,9", smt="require")})),
         pod("web", {"main": container("1,9", "require")}, "team"),
@@ -132,7 +132,7 @@ def test_details_follow_the_pointer(seen: Seen) -> None:
 
 
 def test_threads_of_a_machine_are_drawn(seen: Seen) -> None:
-    """Numbers of vCPUs, emulator and I/O threads stand in the cells, and on the page of its pod."""
+    """The cells and the pod's page show which vCPU, emulator or I/O thread runs on each CPU."""
     vm = {
         "kind": "kubevirt",
         "vcpus": ["1", "9", "2"],

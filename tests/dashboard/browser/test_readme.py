@@ -1,4 +1,4 @@
-"""The page as the README shows it: docs/pictures/page.png is what this test has seen."""
+"""The screenshot docs/pictures/page.png of the README."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.server
 
 
 def test_picture_of_the_readme(seen: Seen) -> None:
-    """A CPU of a pod is pointed at: its owner and the kernel's proof stand beside the machine."""
+    """Pointing at a pod's CPU shows its owner and the kernel's proof beside the machine."""
     seen.page.set_viewport_size({"width": 1200, "height": 720})
     seen.dashboard.apply(*documents())
     seen.open(f"/nodes/{NODE}")

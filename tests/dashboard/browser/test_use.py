@@ -1,4 +1,4 @@
-"""Use of the page: by keyboard alone, by links, by filters, on paper; and hostile texts without effect."""
+"""Use of the page by keyboard, links and filters, in print, and with hostile texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PODS = (
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>{{7*7}}\u202egnp'
 
 
-# What elements name as their description or label, and is not there.
+# Ids in aria-describedby and aria-labelledby without an element.
 REFERENCES = """() => [...document.querySelectorAll('[aria-describedby], [aria-labelledby]')]
     .map(it => it.getAttribute('aria-describedby') ?? it.getAttribute('aria-labelledby'))
     .filter(id => !document.getElementById(id))"""
@@ -39,7 +39,7 @@ def used(seen: Seen) -> Seen:
 
 
 def focused(page: Page) -> str:
-    """Return the CPU that has the focus, or the text of what has it."""
+    """Return the CPU of the focused cell, or the text of another focused element."""
     found: str = page.evaluate(
         "() => document.activeElement.dataset.cpu ?? document.activeElement.textContent"
     )
@@ -47,7 +47,7 @@ def focused(page: Page) -> str:
 
 
 def tab_to(page: Page, wanted: str) -> None:
-    """Press Tab until something has the focus."""
+    """Press Tab until `wanted` has the focus."""
     reached = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -181,7 +181,7 @@ def test_theme_is_kept(used: Seen) -> None:
 
 
 def test_paper_has_what_matters(used: Seen) -> None:
-    """A print has machine and legend in light colours, without navigation, filter or details."""
+    """Printed pages have machine and legend in light colours, without navigation, filter and details."""
     used.open("/nodes/used")
     used.wait_for_cell(1, "shop/front/main")
     used.page.emulate_media(media="print", color_scheme="dark")
@@ -197,7 +197,7 @@ def test_paper_has_what_matters(used: Seen) -> None:
 
 
 def test_hostile_texts_stay_texts(used: Seen) -> None:
-    """Names and messages that look like HTML are shown letter by letter, and nothing of them runs or loads."""
+    """Names and messages that contain HTML are shown as text; no script runs and nothing is loaded."""
     status = {
         "containers": {
             HOSTILE: refused(HOSTILE),
@@ -222,7 +222,7 @@ def test_hostile_texts_stay_texts(used: Seen) -> None:
         assert used.page.locator("main img, main script, main b").count() == 0
     used.open("/nodes/hostile")
     expect(used.page.locator(".waiting")).to_contain_text("<b>bold</b>{{7*7}}")
-    # This character would reverse the text after it.
+    # A right-to-left override would reverse the text after it.
     assert "\u202e" not in used.page.locator("body").inner_text()
     used.cell(4).hover()
     assert used.facts()["Policy"].startswith("exclusive, smt </script><img src=x")
