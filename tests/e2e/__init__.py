@@ -1,1 +1,1 @@
-"""corepin's webhook, as the command runs it, registered with real API servers and used through kubectl."""
+"""End-to-end tests of the command `corepin webhook`, registered with real API servers and used through kubectl."""

@@ -17,7 +17,7 @@ CRANE = "qos.gocrane.io/cpu-manager"
 
 
 def create(api: ApiServer) -> None:
-    """Store them; no webhook may be registered yet."""
+    """Create the pods, before any webhook is registered."""
     leaving = pod_document(LEAVING, annotations={CRANE: "wrong"})
     leaving["metadata"]["finalizers"] = ["example.org/wait"]
     documents = [

@@ -1,6 +1,6 @@
-"""corepin registered with every API server, once for all tests.
+"""corepin's webhooks, registered once with every API server for all tests.
 
-The processes serve all API servers. Namespaces choose by a label which of the webhooks serves them.
+The webhook processes serve all API servers. A namespace's label selects its webhook.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 CMK_MUTATIONS = HERE.parents[1] / "examples" / "cmk" / "mutations-resources.yaml"
 CMK, GUARDED, DOWN, DOWN_OPEN, DOWN_SHUT = "cmk", "guarded", "down", "down-open", "down-shut"
 GATED, COUNTING = "gated", "counting"
-OPEN, SHUT = "open", "shut"  # served by the main webhook: every failed call is ignored, or refused
+OPEN, SHUT = "open", "shut"  # the main webhook, registered with failurePolicy Ignore or Fail
 GATE = "{gate: true, gateImage: 'registry.example/corepin:1', gateResources: {cpu: 300m, memory: 128Mi}}"
 MUTE = "mute"
 ANNOTATED, MESHED, PREPARED = (f"e2e.corepin.io/{word}" for word in ("annotated", "meshed", "prepared"))
@@ -43,7 +43,7 @@ ANNOTATED, MESHED, PREPARED = (f"e2e.corepin.io/{word}" for word in ("annotated"
 
 @pytest.fixture(scope="session")
 def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WebhookProcess]]:
-    """Return the running webhooks: the shipped one, and one for each setting under test."""
+    """Return running webhooks: one with the defaults, and one for each setting under test."""
     directory = tmp_path_factory.mktemp("webhooks")
     client_ca = directory / "clients.crt"
     trustme.CA().cert_pem.write_to_path(client_ca)
@@ -65,7 +65,7 @@ def webhooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Web
 
 @pytest.fixture(scope="session")
 def neighbours() -> Iterator[Neighbours]:
-    """Return other people's webhooks: one annotates pods, one adds a sidecar, one an init container before all others."""
+    """Return other webhooks: one annotates pods, one adds a sidecar, one adds a first init container."""
     mutators = {"/annotate": annotate, "/sidecar": add_sidecar, "/prepare": add_first}
     with serve_neighbours(mutators) as served:
         yield served
@@ -73,14 +73,14 @@ def neighbours() -> Iterator[Neighbours]:
 
 @pytest.fixture(scope="session")
 def mute() -> Iterator[str]:
-    """Return the address of a webhook that takes connections and says nothing."""
+    """Return the URL of a webhook that accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"https://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")
 def shut() -> Iterator[str]:
-    """Return the address of a webhook that is down: its port is held, so that no other process listens there."""
+    """Return the URL of a webhook that is down; its port is bound, so that no other process can listen there."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"https://127.0.0.1:{held.getsockname()[1]}"
@@ -90,7 +90,7 @@ def shut() -> Iterator[str]:
 def registered_of(
     webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str, shut: str
 ) -> Iterator[Callable[[ApiServer], Registered]]:
-    """Return an API server with everything registered, when first asked for it."""
+    """Return a function that registers all webhooks with an API server at its first call."""
     registered: dict[str, Registered] = {}
     with ExitStack() as stack:
 
@@ -122,7 +122,7 @@ def cluster(registered: Registered) -> Cluster:
 def _registrations(
     webhooks: dict[str, WebhookProcess], neighbours: Neighbours, mute: str, shut: str
 ) -> list[dict[str, object]]:
-    """Return all registrations, those of the main webhook last: once it answers reviews, all others are active too."""
+    """Return all registrations, the main webhook's last: once it gets reviews, all others are active too."""
     some_ca = webhooks[MAIN].ca_bundle
     instances = [
         Instance(CMK, webhooks[CMK].url, webhooks[CMK].ca_bundle),

@@ -1,4 +1,4 @@
-"""A TCP forwarder that can be cut, so that a server becomes unreachable without ending."""
+"""A TCP forwarder that can be cut, so that a running server becomes unreachable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Forwarder(socketserver.ThreadingTCPServer):
-    """Forwards bytes both ways on loopback."""
+    """Forwards connections on loopback in both directions."""
 
     daemon_threads = True
     block_on_close = False
@@ -30,7 +30,7 @@ class Forwarder(socketserver.ThreadingTCPServer):
         return str(self.server_address[1])
 
     def cut(self) -> None:
-        """Break every connection, and every new one."""
+        """Close all connections, and each new one at once."""
         self.is_cut.set()
 
 

@@ -1,4 +1,4 @@
-"""The component `counted`: pods under `isolate` are stored only with the count that the scheduler needs."""
+"""The policy of component `counted`: it refuses pods under `isolate` without the count for the scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.environments.server.start import require
 from tests.pods import CORES, CPU_MANAGER, SMT, container
 
 POLICY = Path(__file__).parents[2] / "manifests" / "components" / "counted" / "policy.yaml"
-HELD = "e2e.corepin.io/counted"  # the label of namespaces in which the policy holds here
+HELD = "e2e.corepin.io/counted"  # the label of namespaces in which the tests enforce the policy
 ISOLATED, CRANE = "corepin.io/isolated-cores", "qos.gocrane.io/cpu-manager"
 NARROW_SMT, NARROW_CPU = "smt-policy.corepin.io/container.main", "cpu-manager.corepin.io/container.main"
 UNKNOWN = ("--validate=false", "--dry-run=server")  # 1.30 does not know pod-level CPU
@@ -42,7 +42,7 @@ WITH, WITHOUT = {HELD: "x"}, {HELD: "x", INSTANCE: DOWN_OPEN}
 
 @pytest.fixture(scope="module")
 def held(registered: Registered) -> Iterator[Registered]:
-    """Return the cluster on which the policy acts in labelled namespaces."""
+    """Return the API server on which the policy is in effect in labelled namespaces."""
     policy, binding = yaml.safe_load_all(POLICY.read_text())
     binding["spec"]["matchResources"] = {
         "namespaceSelector": {"matchExpressions": [{"key": HELD, "operator": "Exists"}]}
@@ -56,13 +56,13 @@ def held(registered: Registered) -> Iterator[Registered]:
 
 
 def isolated(cores: int = 0, **more: Any) -> dict[str, Any]:
-    """Return a pod that isolates two CPUs, and requests so many cores."""
+    """Return a pod that isolates two CPUs and requests `cores` isolated cores."""
     amounts = {"cpu": "2", ISOLATED: str(cores)} if cores else {"cpu": "2"}
     return pod_document("it", container("main", amounts, amounts), annotations={SMT: "isolate"}, **more)
 
 
 def test_pod_that_the_webhook_completed_passes(held: Registered) -> None:
-    """A pod with the webhook's count passes, since validating policies run after mutating webhooks."""
+    """A pod gets its count from the webhook and is admitted, because policies are evaluated after mutation."""
     cluster = held.namespace(WITH)
     stored = cluster.created(isolated())
     assert stored["spec"]["containers"][0]["resources"]["requests"][ISOLATED] == "2"
@@ -89,7 +89,7 @@ def test_what_is_stored_can_be_changed(held: Registered) -> None:
     cluster.created(isolated())
     cluster.api.kubectl("label", "namespace", cluster.namespace, f"{HELD}=x")
     other = isolated()
-    other["metadata"]["name"] = "other"  # a second one of the first's name would be refused in any case
+    other["metadata"]["name"] = "other"  # the first pod's name would be refused anyway
     wait_until("it acts here", lambda: cluster.create(other, "--dry-run=server").is_refused)
     assert not cluster.run("label", "pod/it", "a=b").is_refused
     assert not cluster.run("annotate", "pod/it", f"{CPU_MANAGER}=none").is_refused
@@ -97,7 +97,7 @@ def test_what_is_stored_can_be_changed(held: Registered) -> None:
 
 
 def readings() -> Iterator[dict[str, Any]]:
-    """Yield pods with every way to ask for `isolate`, and to take it back."""
+    """Yield pods with every combination of annotations that sets or overrides `isolate`, and many resources."""
     words = {
         SMT: ("", "isolate", "prefer", "nonsense"),
         NARROW_SMT: ("", "isolate", "require", "nonsense"),
@@ -128,7 +128,7 @@ def readings() -> Iterator[dict[str, Any]]:
 
 
 def budgets() -> Iterator[dict[str, Any]]:
-    """Yield pods with pod-level CPU: every policy of pod and slice, then what decides budget, slices and counts."""
+    """Yield pods with pod-level CPU and every policy of pod and container, then with many resources."""
     words = {
         SMT: ("", "isolate", "require", "nonsense"),
         NARROW_SMT: ("", "isolate", "prefer", "require"),
@@ -212,7 +212,7 @@ def budgeted(*listed: Container, resources: Any = None, **more: Any) -> dict[str
 
 
 def counting(name: str, limit: str | None, cores: int) -> Container:
-    """Return a container with a CPU limit that requests so many cores."""
+    """Return a container with a CPU limit that requests `cores` isolated cores."""
     amounts = ({"cpu": limit} if limit else {}) | ({ISOLATED: str(cores)} if cores else {})
     return container(name, amounts, amounts)
 
@@ -225,14 +225,14 @@ def is_uncounted(pod: Any) -> bool:
 
 
 def test_policy_reads_pods_as_the_agent_does(held: Registered) -> None:
-    """Scopes, words, shares, counts and eligibility: it refuses exactly what an agent would call uncounted."""
+    """The policy refuses exactly the pods whose claims the agent would report as uncounted."""
     found = judged(held.namespace(WITHOUT), readings())
     assert found == {text: is_uncounted(json.loads(text)) for text in found}
     assert set(found.values()) == {True, False}
 
 
 def test_policy_reads_budgets_as_the_agent_does(held: Registered) -> None:
-    """Slices and pool are compared with all that lasting containers request, where the API server has pod-level CPU."""
+    """For pods with a budget the policy agrees with the agent too, whether or not the API server has pod-level CPU."""
     cluster = held.namespace(WITHOUT)
     knows = knows_budgets(cluster)
     found = judged(cluster, budgets())
@@ -248,7 +248,7 @@ def test_policy_reads_budgets_as_the_agent_does(held: Registered) -> None:
 
 @pytest.mark.server
 def test_policy_reads_a_budget_without_a_limit_as_the_agent_does(tmp_path: Path) -> None:
-    """The policy takes the pod-level request as the limit that the API server does not fill in, as the agent does."""
+    """Like the agent, the policy uses the pod-level request if the API server does not set the limit."""
     [program] = require(EVALUATOR)
     policy, _ = yaml.safe_load_all(POLICY.read_text())
     (tmp_path / "policy").write_text(json.dumps(policy))
@@ -274,7 +274,7 @@ def knows_budgets(cluster: Cluster) -> bool:
 
 
 def judged(cluster: Cluster, pods: Iterable[dict[str, Any]]) -> dict[str, bool]:
-    """Return whether the policy refuses each of these pods, which nothing else does."""
+    """Return for each pod whether the policy refuses it; no other admission may refuse it."""
     found = {}
     with cluster.api.client() as client:
         for pod in pods:
@@ -285,7 +285,7 @@ def judged(cluster: Cluster, pods: Iterable[dict[str, Any]]) -> dict[str, bool]:
 
 
 def test_budget_whose_limits_a_limit_range_fills_in(held: Registered) -> None:
-    """The policy accepts the pool's cores on the one container where the webhook adds them."""
+    """If a LimitRange sets the limits, the policy accepts the pool's count on the container that the webhook chooses."""
     limits = {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}
     document = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "it"}, "spec": limits}
     for labels in (WITH, WITHOUT):
@@ -308,13 +308,15 @@ def test_budget_that_no_webhook_completed_is_refused(held: Registered) -> None:
         counting("own", "1", 1), counting("main", None, 3), container("side"), annotations={SMT: "isolate"}
     )
     assert not cluster.create(right, *UNKNOWN).is_refused
-    completed = held.namespace(WITH).create(right, *UNKNOWN, "-o=json")  # the webhook adds none to these
+    completed = held.namespace(WITH).create(
+        right, *UNKNOWN, "-o=json"
+    )  # the webhook leaves right counts unchanged
     listed = json.loads(completed.stdout)["spec"]["containers"]
     assert [it["resources"].get("requests", {}).get(ISOLATED) for it in listed] == ["1", "3", None]
 
 
 def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> None:
-    """With as many containers as may claim, long names and full annotations it refuses by its own message; others pass."""
+    """Pods with the most containers, long names and full annotations are refused or admitted without a CEL error."""
     cluster = held.namespace(WITHOUT)
     long = {f"{number:03x}{'a' * 250}/{'b' * 63}": "" for number in range(826)}
     amounts = {"cpu": "1", ISOLATED: "1"}
@@ -337,7 +339,7 @@ def test_the_largest_pods_end_no_expression_in_an_error(held: Registered) -> Non
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_machine_of_a_launcher_is_beside_the_budget(held: Registered) -> None:
-    """A launcher's cores are counted besides those of the pod's pool, since users may write the launcher's labels."""
+    """In a launcher pod the policy adds the launcher's cores to the pool's, because users can set its labels."""
     cpus = {"cpu": "4", "memory": "2Gi"}  # a launcher must be in QoS class Guaranteed
     amounts = {"limits": cpus, "requests": cpus}
     for words in ({}, {"cpu-manager.corepin.io/container.compute": "exclusive"}):

@@ -1,7 +1,7 @@
-"""Objects that cost the most CEL are judged like others: no match condition ends in an error, which skips a webhook.
+"""Objects with the highest CEL cost: no match condition exceeds the cost limit, because that would skip the webhook.
 
-An API server stops an expression at a cost of 1,000,000. 826 keys of 317 characters are the most of the longest keys
-that its limit of 256 KiB for annotations allows; more than 1000 annotations are not looked through.
+The API server stops an expression at a cost of 1,000,000. Its limit of 256 KiB for annotations allows 826 keys of the
+maximum length of 317 characters; the expressions do not iterate over more than 1000 annotations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIELD = f"metadata.annotations[{CPU_MANAGER}]"
 
 
 def crowded_pod(annotations: dict[str, str], **more: Any) -> dict[str, Any]:
-    """Return a pod with as many containers as one may have that asks for CPUs, and 800 long names of resources."""
+    """Return a pod with the maximum of 200 containers, and long resource names."""
     names = {f"{number}{'a' * 243}/{'b' * 63}": "1" for number in range(2)}
     init = [container(f"c{number:062}", names, names) for number in range(199)]
     return pod_document("it", container(limits="2"), annotations=annotations, init=init, **more)
@@ -45,21 +45,21 @@ def crowded_machine(limit: int = 2) -> dict[str, Any]:
 
 @contextmanager
 def no_error(cluster: Cluster) -> Iterator[None]:
-    """Assert that no match condition ends in an error in the meantime."""
+    """Assert that no match condition fails with an error during the block."""
     before = errors(cluster)
     yield
     assert errors(cluster) == before
 
 
 def errors(cluster: Cluster) -> list[str]:
-    """Return the API server's counters of match conditions that ended in an error."""
+    """Return the API server's counters of match condition errors."""
     metrics = cluster.run("get", "--raw", "/metrics").stdout
     assert "apiserver_admission_webhook_request_total" in metrics
     return [line for line in metrics.splitlines() if line.startswith(ERRORS)]
 
 
 def test_created_pod_is_judged(cluster: Cluster) -> None:
-    """An unknown word beside the crowd is refused; `isolate` there is counted for the scheduler."""
+    """A crowded pod with an unknown policy is refused, and one with `isolate` gets its count."""
     with no_error(cluster):
         assert cluster.create(crowded_pod({**LONG, **WRONG})).fields == [FIELD]
         stored = cluster.created(crowded_pod({**LONG, SMT: "isolate"}))
@@ -67,7 +67,7 @@ def test_created_pod_is_judged(cluster: Cluster) -> None:
 
 
 def test_updated_pod_is_judged(cluster: Cluster) -> None:
-    """Changes of a crowded pod that asks for nothing reach the webhook once it asks for CPUs in unknown words."""
+    """A crowded pod without a policy is reviewed once an annotation with an unknown policy is added."""
     with no_error(cluster):
         cluster.created(crowded_pod(LONG))
         before = cluster.webhook.reviews()
@@ -78,7 +78,7 @@ def test_updated_pod_is_judged(cluster: Cluster) -> None:
 
 @CROWDS
 def test_updated_pod_that_asks_is_judged_by_what_changes(cluster: Cluster, crowd: dict[str, str]) -> None:
-    """Old and new annotations are walked: a label of a crowded pod does not reach the webhook, another word does."""
+    """On a crowded pod with a policy a new label causes no review, and a changed policy does."""
     with no_error(cluster):
         cluster.created(crowded_pod({**crowd, CPU_MANAGER: "exclusive"}))
         before = cluster.webhook.reviews()
@@ -89,7 +89,7 @@ def test_updated_pod_that_asks_is_judged_by_what_changes(cluster: Cluster, crowd
 
 
 def test_virtual_machine_is_judged(cluster: Cluster) -> None:
-    """A label of a crowded virtual machine does not reach the webhook, another policy does."""
+    """On a crowded virtual machine a new label causes no review, and a changed policy does."""
     with no_error(cluster):
         assert cluster.create(crowded_machine(limit=3)).is_refused
         cluster.created(crowded_machine())
@@ -101,7 +101,7 @@ def test_virtual_machine_is_judged(cluster: Cluster) -> None:
 
 
 def test_template_is_judged(cluster: Cluster) -> None:
-    """A crowded template with an unknown word is stored with a warning, when it is created and when it changes."""
+    """A crowded template with an unknown policy is stored with a warning, at creation and at an update."""
     labels = {"app": "it"}
     pod = crowded_pod({**LONG, **WRONG}, labels=labels)
     template = {"metadata": pod["metadata"], "spec": pod["spec"]}

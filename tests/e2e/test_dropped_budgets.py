@@ -18,7 +18,7 @@ from tests.environments.server.catalog import NEWEST, OLDEST
 from tests.environments.server.start import start_servers
 from tests.pods import CPU_MANAGER, SMT, container
 
-# The gate, and those that depend on it or are of no use without it.
+# The feature gate, and the gates that depend on it.
 GATES = (
     "PodLevelResources",
     "InPlacePodLevelResourcesVerticalScaling",
@@ -28,7 +28,7 @@ GATES = (
 
 
 def budgeted(**annotations: str) -> dict[str, Any]:
-    """Return a pod of 4 CPUs, of which one container asks for 2."""
+    """Return a pod with a budget of 4 CPUs and a container with a limit of 2."""
     pod = pod_document("it", container("main", "2"), container("log"), annotations=annotations)
     pod["spec"]["resources"] = {kind: {"cpu": "4"} for kind in ("limits", "requests")}
     return pod
@@ -36,7 +36,7 @@ def budgeted(**annotations: str) -> dict[str, Any]:
 
 @contextmanager
 def without_the_gate(webhook: WebhookProcess) -> Iterator[Registered]:
-    """Run an API server whose gate is off, with corepin registered."""
+    """Run an API server without PodLevelResources, with corepin registered."""
     gates = ",".join(f"{gate}=false" for gate in GATES)
     with (
         serve_neighbours({"/sidecar": add_sidecar}) as mesh,
@@ -57,7 +57,7 @@ def without_the_gate(webhook: WebhookProcess) -> Iterator[Registered]:
 
 
 def judge(cluster: Cluster) -> None:
-    """Create pods with budgets that the API server drops."""
+    """Check warning, stored budget and refusal of pods whose budget the API server drops."""
     outcome = cluster.create(budgeted(**{CPU_MANAGER: "exclusive"}))
     assert not outcome.is_refused, outcome.stderr
     assert "spec.resources" in outcome.warned_fields, outcome.stderr
@@ -81,7 +81,7 @@ def test_a_budget_that_the_api_server_drops_is_reported(webhooks: dict[str, Webh
 
 @pytest.mark.parametrize("apiserver", [OLDEST], indirect=True)
 def test_a_server_that_does_not_know_the_field_shows_it_to_no_webhook(cluster: Cluster) -> None:
-    """Kubernetes 1.30 itself names the unknown field; corepin sees a pod of one exclusive container."""
+    """Kubernetes 1.30 reports the unknown field itself and shows webhooks no budget, so corepin does not warn."""
     pod = budgeted(**{CPU_MANAGER: "exclusive"})
     outcome = cluster.create(pod)
     assert outcome.is_refused

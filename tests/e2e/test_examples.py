@@ -1,4 +1,4 @@
-"""`kubectl create -f` of every example gives what the example's first lines promise."""
+"""`kubectl create -f` of every example has the outcome that the example's first lines state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GUIDED = [
 ]
 
 
-# As Kata's installation makes it: a pod that names a runtime class that is not there is refused.
+# As installed by Kata, because a pod with an unknown runtime class is refused.
 RUNTIME_CLASS = {
     "apiVersion": "node.k8s.io/v1",
     "kind": "RuntimeClass",
@@ -43,7 +43,7 @@ def gallery(registered: Registered) -> Cluster:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=ids(EXAMPLES))
 def test_example(gallery: Cluster, example: Example) -> None:
-    """An example is stored or refused as its first lines say: by whom, and with which causes and warnings."""
+    """An example has the outcome, refusing component, causes and warnings that its first lines state."""
     content = yaml.safe_load(example.path.read_text(encoding="utf-8"))
     make_service_account(gallery, content)
     patched = gallery.webhook.reviews(outcome="patched")
@@ -85,7 +85,7 @@ def test_examples_of_the_guides_are_stored(gallery: Cluster, text: str) -> None:
 
 
 def place(field: str, example: Example) -> str:
-    """Return a field, cut to the container's resources where the API server refuses: it has its own words below them."""
+    """Return a field path; for the API server's refusals only up to `resources`, because the rest differs."""
     head, resources, _ = field.partition(".resources")
     return field if example.by == "corepin" else head + resources
 
@@ -99,14 +99,14 @@ def make_service_account(cluster: Cluster, content: dict[str, Any]) -> None:
 
 
 def assert_complete(stored: dict[str, Any]) -> None:
-    """Assert that the webhook would add nothing more to what is stored."""
+    """Assert that the webhook would not change the stored object."""
     if stored["kind"] == "Pod":
         pod: Any = stored
         assert plan_mutation(pod, Settings(), Injection(BUILT_IN)).operations == ()
 
 
 def test_examples_created_together(cluster: Cluster) -> None:
-    """One command creates a whole folder: valid pods are stored, and each refusal is one message."""
+    """One command creates a folder of examples: valid pods are stored, and each refusal is one message."""
     outcome = cluster.run("create", "-f", "examples/smt")
     smt = [example for example in EXAMPLES if example.path.parent.name == "smt"]
     refused = [example for example in smt if any(line.startswith("refused") for line in example.expected)]

@@ -31,7 +31,7 @@ def test_webhook_is_down_and_ignored(registered: Registered) -> None:
 
 
 def test_webhook_is_down_and_validation_must_be(registered: Registered) -> None:
-    """With failurePolicy Fail on the validating side a pod of ours is refused; others and workloads pass."""
+    """With failurePolicy Fail for validation, pods that ask for CPUs are refused; others and workloads are stored."""
     cluster = registered.namespace({INSTANCE: DOWN})
     outcome = cluster.create(POD)
     assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
@@ -43,7 +43,7 @@ def test_webhook_is_down_and_validation_must_be(registered: Registered) -> None:
 
 
 def test_webhook_is_down_and_everything_must_be(registered: Registered) -> None:
-    """With failurePolicy Fail on the mutating side too, as in `hardened`, pods that ask wait for the webhook; others do not."""
+    """With failurePolicy Fail for both webhooks, as in `hardened`, pods that ask for CPUs are refused, others stored."""
     cluster = registered.namespace({INSTANCE: DOWN_SHUT})
     asking = pod_document("asks", container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
     for pod in (POD, asking):
@@ -58,7 +58,7 @@ def test_webhook_is_down_and_everything_must_be(registered: Registered) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_a_hanging_webhook_times_out(registered: Registered) -> None:
-    """A hanging webhook is called for up to its timeout, and then counts as unreachable."""
+    """A webhook that does not respond within its timeout counts as unreachable."""
     cluster = registered.namespace({INSTANCE: MUTE})
     outcome = cluster.create(POD)
     assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
@@ -70,7 +70,7 @@ def test_a_hanging_webhook_times_out(registered: Registered) -> None:
 def test_call_without_a_certificate_is_refused(
     registered: Registered, webhooks: dict[str, WebhookProcess]
 ) -> None:
-    """A webhook with --client-ca serves no API server without a certificate: mutation is skipped, validation fails."""
+    """A webhook with --client-ca rejects an API server without a certificate: mutation is skipped, validation fails."""
     cluster = registered.namespace({INSTANCE: GUARDED})
     outcome = cluster.create(POD)
     assert 'failed calling webhook "pods.validate.corepin.io"' in outcome.stderr
@@ -80,7 +80,7 @@ def test_call_without_a_certificate_is_refused(
 
 @pytest.mark.server
 def test_call_with_the_api_servers_certificate(tmp_path: Path) -> None:
-    """An API server that is given a client certificate by kubeConfigFile is served; another name of the CA is not."""
+    """An API server with a client certificate is served if --client-name accepts the certificate's name."""
     clients = trustme.CA()
     client_ca, certificate, key = (tmp_path / name for name in ("ca.crt", "client.crt", "client.key"))
     clients.cert_pem.write_to_path(client_ca)
@@ -119,7 +119,7 @@ def test_call_with_the_api_servers_certificate(tmp_path: Path) -> None:
 
 
 def admission_configuration(directory: Path, certificate: Path, key: Path) -> Path:
-    """Write the configuration that makes an API server show a client certificate to every webhook."""
+    """Write an admission configuration with which the API server presents a client certificate to every webhook."""
     user = {"name": "*", "user": {"client-certificate": str(certificate), "client-key": str(key)}}
     kubeconfig = directory / "webhooks.kubeconfig"
     kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "users": [user]}))
@@ -139,13 +139,13 @@ def admission_configuration(directory: Path, certificate: Path, key: Path) -> Pa
 
 
 def dry_run_is_validated(cluster: Cluster, webhook: WebhookProcess) -> bool:
-    """Return whether the creation of a pod reaches the validating endpoint."""
+    """Return whether a dry-run creation has reached the validating endpoint."""
     cluster.create(POD, "--dry-run=server")
     return webhook.reviews(endpoint="validate") > 0
 
 
 def call_without_certificate(webhook: WebhookProcess) -> str:
-    """Return status and body of an answer to a caller without a certificate."""
+    """Return status and body of the response to a client without a certificate."""
     context = ssl.create_default_context()
     webhook.authority.configure_trust(context)
     answer = httpx.post(f"{webhook.url}/mutate", json={}, verify=context, trust_env=False, timeout=60)

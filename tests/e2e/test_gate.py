@@ -1,4 +1,4 @@
-"""The gate as a real API server stores it: beside LimitRanges, Pod Security, tokens and other webhooks."""
+"""The gate in pods of real API servers, with LimitRanges, Pod Security, API tokens and other webhooks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gated(registered: Registered) -> Cluster:
 
 
 def with_minimum(cluster: Cluster, **amounts: str) -> Cluster:
-    """Let a namespace take no container that requests less, and wait until that is so."""
+    """Create a LimitRange with a minimum, and wait until it is enforced."""
     limits = [{"type": "Container", "min": amounts}]
     metadata = {"name": "least"}
     cluster.created(
@@ -69,7 +69,7 @@ def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
 
 
 def test_gate_gets_no_token(gated: Cluster) -> None:
-    """The gate gets no API token, because a mount of its own takes the token's place."""
+    """The gate gets no API token, because another volume is mounted at the token's path."""
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))
     tokens = [
         [it["name"].startswith("kube-api-access-") for it in member["volumeMounts"]]
@@ -115,7 +115,7 @@ def test_limit_range_with_a_higher_minimum(gated: Cluster) -> None:
 
 
 def test_limit_range_makes_a_silent_pod_state_something(gated: Cluster) -> None:
-    """Where a LimitRange fills in a pod's resources the gate has amounts of its own."""
+    """If a LimitRange makes a BestEffort pod Burstable, the gate has its configured resources."""
     cluster = with_minimum(gated, cpu="250m", memory="100Mi")
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     assert stored["spec"]["initContainers"][0]["resources"] == {"limits": AMOUNTS, "requests": AMOUNTS}
@@ -159,7 +159,7 @@ def test_stored_pod_can_be_created_again(gated: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_pod_that_requests_cpus_as_a_whole_keeps_its_budget(gated: Cluster) -> None:
-    """The API server fills in the pod's limit, because the gate has one, which is no more than the pod requests."""
+    """A pod with only a pod-level request keeps its budget: the API server sets the limit because the gate has one."""
     main = container("main", {"cpu": "2", "memory": "64Mi"}, {"cpu": "2", "memory": "32Mi"})
     level = {"requests": {"cpu": "4", "memory": "64Mi"}}
     stored = gated.created(pod_document("it", main, annotations=ISOLATE, resources=level))

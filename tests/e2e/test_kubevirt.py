@@ -1,4 +1,4 @@
-"""KubeVirt's objects, of every version of their API that is served."""
+"""Admission of KubeVirt's objects, in every served version of their API."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def machine(
 
 @KINDS
 def test_wrong_object_is_refused_with_its_field(cluster: Cluster, api_version: str, kind: str) -> None:
-    """Every kind in every version is refused where its virtual machine is wrong, and stored when it is right."""
+    """A wrong virtual machine in any kind and version is refused with its field, and a right one is stored."""
     wrong = cluster.create(machine(api_version, kind, limit=3))
     assert wrong.fields == [f"{ROOTS[api_version, kind]}{NOT_EQUAL}"], wrong.stderr
     assert f'The {kind} "it" is invalid' in wrong.stderr
@@ -69,7 +69,7 @@ def test_our_annotations_are_checked_where_kubevirt_copies_them_from(
 
 
 def as_kubevirt(cluster: Cluster, patch: object) -> tuple[bool, bool]:
-    """Return whether a patch of the machine is taken from a normal user, and whether from KubeVirt's controller."""
+    """Return whether a patch of the machine is accepted from a normal user, and from KubeVirt's controller."""
     command = ("patch", "vmi", "it", "--type=merge", "--patch", json.dumps(patch))
     normal = cluster.run(*command)
     controller = cluster.run(*command, f"--as={CONTROLLER}", "--as-group=system:masters")
@@ -77,7 +77,7 @@ def as_kubevirt(cluster: Cluster, patch: object) -> tuple[bool, bool]:
 
 
 def test_only_kubevirt_changes_a_running_machine(cluster: Cluster) -> None:
-    """The spec of a running machine is KubeVirt's: a normal user is refused, its controller in any namespace is not."""
+    """Only KubeVirt's controller may change the spec of a running machine; a normal user is refused."""
     cluster.created(machine("kubevirt.io/v1", "VirtualMachineInstance"))
     patch = {"spec": {"domain": {"cpu": {"sockets": 2}}}}
     assert as_kubevirt(cluster, patch) == (False, True)
@@ -90,7 +90,7 @@ def test_only_kubevirt_changes_a_running_machine(cluster: Cluster) -> None:
 
 
 def test_metadata_and_status_of_a_running_machine_call_no_webhook(cluster: Cluster) -> None:
-    """Labels, annotations and status of a running machine, which KubeVirt writes with the whole object, may change."""
+    """Changes of a running machine's labels, other annotations, status and finalizers cause no review."""
     cluster.created(machine("kubevirt.io/v1", "VirtualMachineInstance"))
     before = cluster.webhook.reviews()
     status = json.dumps({"status": {"phase": "Running"}, "metadata": {"finalizers": ["example.org/wait"]}})
@@ -116,7 +116,7 @@ def test_annotation_of_a_running_machine_is_checked(cluster: Cluster) -> None:
 
 
 def test_virtual_machine_is_judged_by_what_changes(cluster: Cluster) -> None:
-    """A VirtualMachine that becomes wrong is refused; changes of status and scale do not call the webhook."""
+    """An update that makes a VirtualMachine wrong is refused; a status update causes no review."""
     right = machine("kubevirt.io/v1", "VirtualMachine")
     cluster.created(right)
     wrong = deepcopy(right)
@@ -140,7 +140,7 @@ def test_virtual_machine_is_judged_by_what_changes(cluster: Cluster) -> None:
 
 
 def test_dry_run_and_generated_names(cluster: Cluster) -> None:
-    """A machine is judged in a dry run and when its name is generated, as a replica set's controller makes it."""
+    """A machine is validated in a dry run, and with generateName as a replica set's controller creates it."""
     wrong = machine("kubevirt.io/v1", "VirtualMachineInstance", limit=3)
     assert cluster.create(wrong, "--dry-run=server").fields == [f"spec.{NOT_EQUAL}"]
     wrong["metadata"] = {"generateName": "made-"}

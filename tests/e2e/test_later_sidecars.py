@@ -23,7 +23,7 @@ SINGLE = {CPU_MANAGER: "exclusive", "numa-policy.corepin.io/pod": "single"}
 def meshed(
     stated: Any, proxy: Any, annotations: dict[str, str], log: str | None = None, **count: str
 ) -> dict[str, Any]:
-    """Return a pod with pod-level resources, whose proxy gets resources of its own."""
+    """Return a pod with pod-level resources, whose later proxy gets these resources."""
     annotations = {**annotations, PROXY_RESOURCES: json.dumps(proxy)}
     main = container("main", {"cpu": "2", **count})
     pod = pod_document("it", main, container("log", log), annotations=annotations)
@@ -32,7 +32,7 @@ def meshed(
 
 
 def test_a_budget_that_a_later_sidecar_makes_is_counted(registered: Registered) -> None:
-    """The API server fills in the request from the containers, which is the limit only with the sidecar's."""
+    """A pod whose request equals its limit only with a later sidecar's request has a budget, and is counted."""
     cluster = registered.namespace({MESHED: "", INSTANCE: COUNTING})
     stored: Any = cluster.created(meshed({"limits": {"cpu": "4"}}, {"requests": {"cpu": "2"}}, SINGLE))
     budget = read_pod(stored).budget
@@ -44,7 +44,7 @@ def test_a_budget_that_a_later_sidecar_makes_is_counted(registered: Registered) 
 
 
 def test_the_users_wrong_count_is_refused_though_corepin_is_called_again(registered: Registered) -> None:
-    """The count was corrected without a word if another webhook changed the pod, and refused otherwise."""
+    """A user's wrong count is refused even if a later webhook changes the pod and corepin is called again."""
     cluster = registered.namespace({MESHED: ""})
     both = {kind: {"cpu": "4"} for kind in ("limits", "requests")}
     before = cluster.webhook.reviews(endpoint="mutate")
@@ -57,7 +57,7 @@ def test_the_users_wrong_count_is_refused_though_corepin_is_called_again(registe
 def test_a_later_sidecar_with_a_limit_above_the_budget_is_refused_by_the_api_server(
     registered: Registered,
 ) -> None:
-    """The pod stated a request alone; the limit is the one that corepin wrote."""
+    """A proxy's limit above the pod-level limit that corepin has added is refused by the API server."""
     cluster = registered.namespace({MESHED: ""})
     proxy = {"limits": {"cpu": "5"}, "requests": {"cpu": "100m"}}
     pod = meshed({"requests": {"cpu": "4"}}, proxy, {CPU_MANAGER: "exclusive"}, "500m")

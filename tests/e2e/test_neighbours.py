@@ -1,4 +1,4 @@
-"""Other mutating webhooks, before and after ours, on the same pod."""
+"""Pods that other mutating webhooks change before and after corepin's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_sidecar_of_a_webhook_after_ours_gets_its_limits(registered: Registered)
 
 
 def test_sidecar_into_a_pod_that_is_none_of_ours(registered: Registered) -> None:
-    """A sidecar in a pod that does not ask for corepin calls no webhook of ours."""
+    """A sidecar that is added to a pod without corepin's annotations and resources causes no review."""
     cluster: Cluster = registered.namespace({MESHED: ""})
     before = cluster.webhook.reviews()
     stored = cluster.created(pod_document("it"))["spec"]

@@ -1,4 +1,4 @@
-"""The webhook watches the nodes of a real API server: what no node could ever hold is refused at admission."""
+"""The webhook's watch of nodes on a real API server: pods that fit no node are refused at admission."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watched:
     way: Forwarder  # forwards connections from the webhook to the API server
 
     def tell(self, node: str, text: str | None) -> None:
-        """Publish the machine of a node as its agent does, or remove it."""
+        """Set the topology annotation of a node, or remove it."""
         note = f"{STATUS_TOPOLOGY}-" if text is None else f"{STATUS_TOPOLOGY}={text}"
         self.cluster.api.kubectl("annotate", "--overwrite", "node", node, note)
 
@@ -52,11 +52,11 @@ class Watched:
         return self.cluster.create(document, "--dry-run=server").causes
 
     def wait_for(self, document: dict[str, Any], *, is_refused: bool) -> None:
-        """Wait until a pod is refused, or is not."""
+        """Wait until a pod's dry run is refused, or is admitted."""
         wait_until(f"refused: {is_refused}", lambda: bool(self.refusal(document)) == is_refused)
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the lines of the webhook's log with an event."""
+        """Return the webhook's log lines of an event."""
         lines = [json.loads(line) for line in self.webhook.log_file.read_text().splitlines()]
         return [line for line in lines if line["event"] == event]
 
@@ -84,7 +84,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def service_account(api: ApiServer, directory: Path) -> Path:
-    """Make the webhook's account with the component's rights, and mount it as the kubelet does."""
+    """Create the webhook's account with the component's rights; return a folder with its token and CA."""
     api.create_namespace(SYSTEM)
     api.kubectl("-n", SYSTEM, "create", "serviceaccount", ACCOUNT)
     api.kubectl("create", "-f", str(RIGHTS))
@@ -96,7 +96,7 @@ def service_account(api: ApiServer, directory: Path) -> Path:
 
 
 def test_without_known_nodes_the_check_is_off(watched: Watched) -> None:
-    """While no machine is known the check is off, and the log says so from the start."""
+    """While no node has a topology the check is off, and the webhook logs that at its start."""
     assert watched.refusal(LARGE) == []
     assert watched.logged("checks against nodes are off")
 
@@ -119,7 +119,7 @@ def test_a_node_annotation_switches_the_check_on_and_off(watched: Watched) -> No
 
 
 def test_a_larger_node_joins_and_leaves(watched: Watched) -> None:
-    """The largest machine decides, from the moment at which its node is there until it is deleted."""
+    """The check uses the largest node that exists."""
     watched.tell("small", machine_text(4))
     watched.wait_for(LARGE, is_refused=True)
     metadata = {"name": "large", "annotations": {STATUS_TOPOLOGY: machine_text(16)}}
@@ -131,7 +131,7 @@ def test_a_larger_node_joins_and_leaves(watched: Watched) -> None:
 
 
 def test_an_invalid_node_annotation_is_ignored_and_logged(watched: Watched) -> None:
-    """An invalid annotation of a node is logged once and counted, and the other nodes decide."""
+    """An invalid topology annotation is logged once and counted; the check uses the other nodes."""
     watched.tell("small", machine_text(4))
     watched.tell("silent", '{"cores": ["0-99999999"], "evil": "\\n{\\"event\\": \\"forged\\"}"}')
     wait_until("it is counted", lambda: watched.webhook.metric("corepin_webhook_nodes_ignored") == 1)
@@ -144,7 +144,7 @@ def test_an_invalid_node_annotation_is_ignored_and_logged(watched: Watched) -> N
 
 
 def test_what_is_known_outlives_the_api_server(watched: Watched) -> None:
-    """While the API server is unreachable the webhook stays ready, decides by known nodes, and reports the failure."""
+    """While the API server is unreachable the webhook stays ready, uses the last known nodes, and logs the failure."""
     watched.tell("small", machine_text(4))
     watched.wait_for(LARGE, is_refused=True)
     watched.way.cut()

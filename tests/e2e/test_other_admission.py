@@ -1,4 +1,4 @@
-"""Other admission of the API server beside ours: LimitRange, Pod Security, validation."""
+"""corepin's webhooks together with LimitRange, Pod Security and the API server's validation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FILLED = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100
 
 
 def with_limit_range(cluster: Cluster) -> Cluster:
-    """Give a namespace default limits, and wait until they are given to pods."""
+    """Create a LimitRange with default limits, and wait until the API server applies it."""
     cluster.created(LIMIT_RANGE)
     probe = pod_document("probe")
     wait_until(
@@ -54,7 +54,7 @@ def with_limit_range(cluster: Cluster) -> Cluster:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_limit_range_that_runs_again_makes_no_slices(registered: Registered) -> None:
-    """A later webhook adds a sidecar, LimitRanger fills in its limit and forgets the others: all stay in the pool."""
+    """LimitRanger runs again after a later webhook and overwrites its annotation; all containers stay in the pool."""
     cluster = registered.namespace({MESHED: ""})
     limits = {"limits": [{"type": "Container", "default": {"cpu": "1"}}]}
     cluster.created({**LIMIT_RANGE, "spec": limits})
@@ -74,7 +74,7 @@ def test_limit_range_that_runs_again_makes_no_slices(registered: Registered) -> 
 
 
 def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:
-    """A sidecar that a LimitRange filled in is not touched; kubectl warns that it costs the pod Guaranteed."""
+    """A sidecar's limits from a LimitRange are kept, with a warning that the pod is not Guaranteed because of them."""
     compute = container("main", {"cpu": "4", "memory": "1Gi"})
     annotations = {CPU_MANAGER: "exclusive", "sidecar-limits.corepin.io/pod": "true"}
     pod = pod_document("it", compute, container("proxy"), annotations=annotations)
@@ -91,7 +91,7 @@ def test_values_of_a_limit_range_are_left_alone(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_pod_level_amounts_beside_a_limit_range(cluster: Cluster) -> None:
-    """A LimitRange fills in containers before webhooks run, so that their requests become the pod's."""
+    """A LimitRange sets the containers' requests before webhooks run, and their sum becomes the pod's request."""
     pod = pod_document(
         "it", container("a"), container("b"), resources={"limits": {"cpu": "4", "memory": "1Gi"}}
     )
@@ -129,7 +129,7 @@ def test_sidecar_of_a_later_webhook_beside_a_limit_range(registered: Registered)
 
 @pytest.mark.parametrize("instance", ["main", CMK])
 def test_pod_security_forbids_host_paths(registered: Registered, instance: str) -> None:
-    """Baseline Pod Security refuses host directories, CMK's and the built-in ones alike; our warning says whose they are."""
+    """Pod Security `baseline` refuses the injected host directories; corepin's warnings name their volumes."""
     labels = {ENFORCE: "baseline"} | ({INSTANCE: instance} if instance == CMK else {})
     cluster = registered.namespace(labels)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cmk-serviceaccount"}}
@@ -148,7 +148,7 @@ def test_pod_security_forbids_host_paths(registered: Registered, instance: str) 
 
 
 def test_pod_security_takes_what_is_asked_by_annotation(registered: Registered) -> None:
-    """Policies by annotation, `isolate` too, need no host directory: baseline and restricted namespaces take them."""
+    """Pods with policies by annotation, here `isolate`, get no host directory and pass Pod Security `restricted`."""
     cluster = registered.namespace({ENFORCE: "restricted"})
     context = {
         "allowPrivilegeEscalation": False,
@@ -191,7 +191,7 @@ def test_cmk_mutations_bring_everything(registered: Registered) -> None:
 def test_what_the_api_server_refuses_itself(
     cluster: Cluster, resources: dict[str, Any], message: str
 ) -> None:
-    """Fractions and unequal amounts of an extended resource are refused before our validation: not in our words."""
+    """Fractions and unequal amounts of an extended resource are refused by the API server, before our validation."""
     before = cluster.webhook.reviews(endpoint="validate")
     outcome = cluster.create(pod_document("it", container(resources=resources)))
     assert message in outcome.stderr

@@ -19,7 +19,7 @@ ISOLATED = "corepin.io/isolated-cores"
 
 
 def test_cmk_pod_is_stored_complete(cluster: Cluster) -> None:
-    """A pod that asks for cores is stored with CMK's contract in every container, and nothing of it is lost."""
+    """A pod that requests cores is stored with all of CMK's additions, and keeps its own fields."""
     pod = pod_document(
         "cmk",
         container("main", {CORES: "2"}, env=[{"name": "MINE", "value": "1"}]),
@@ -61,7 +61,7 @@ def test_host_paths_are_warned_about(cluster: Cluster) -> None:
 
 
 def test_isolated_cores_are_stored(cluster: Cluster) -> None:
-    """`isolate` stores the count of cores as a resource, which the API server takes (it overcommits none)."""
+    """`isolate` adds the number of cores as an extended resource, with equal request and limit."""
     stored = cluster.created(pod_document("isolated", container(limits="3"), annotations={SMT: "isolate"}))
     resources = stored["spec"]["containers"][0]["resources"]
     assert resources["limits"][ISOLATED] == resources["requests"][ISOLATED] == "3"
@@ -94,7 +94,7 @@ def test_dry_run_answers_the_same_and_stores_nothing(cluster: Cluster) -> None:
 
 
 def test_every_cause_is_printed(cluster: Cluster) -> None:
-    """People see that kubectl prints each cause with its field and a remedy by corepin, and the pod is not stored."""
+    """For a refused pod kubectl prints each cause with field and remedy, and the pod is not stored."""
     annotations = {
         CPU_MANAGER: "all",
         "smt-policy.corepin.io/container.nobody": "require",
@@ -133,7 +133,7 @@ def test_generated_names(cluster: Cluster) -> None:
 
 
 def test_pod_of_a_replica_set(cluster: Cluster) -> None:
-    """A pod that the ReplicaSet controller makes of its template is injected; a wrong one is refused in one message."""
+    """A pod of the ReplicaSet controller is injected, and a wrong one is refused in one message."""
     template = {
         "metadata": {"labels": {"app": "it"}},
         "spec": {"containers": [container("main", {CORES: "1"})]},
@@ -156,7 +156,7 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
     metadata["annotations"] = {CPU_MANAGER: "wrong"}
     refusal = cluster.refusal(pod, controller)
     head, name, cause = re.split("(it-[a-z0-9]{5})", refusal)
-    assert name  # when validating webhooks are called, the name is made
+    assert name  # the name is generated before validating webhooks are called
     assert head == 'admission webhook "pods.validate.corepin.io" denied the request: corepin refuses Pod '
     assert cause.startswith(
         f": metadata.annotations[{CPU_MANAGER}]: 'wrong' is not a policy: write one of none, "
@@ -165,7 +165,7 @@ def test_pod_of_a_replica_set(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("how", [(), ("--server-side",)], ids=["client-side", "server-side"])
 def test_applying_again_changes_nothing(cluster: Cluster, how: tuple[str, ...]) -> None:
-    """A second `kubectl apply` of what the user wrote leaves the injected pod as it is, by both ways of applying."""
+    """A second `kubectl apply` of the user's file does not change the injected pod, client-side or server-side."""
     pod = pod_document("it", container("main", {CORES: "1"}, env=[{"name": "MINE", "value": "1"}]))
     assert not cluster.run("apply", *how, "-f", "-", document=pod).is_refused
     stored = cluster.stored("pod", "it")
@@ -176,7 +176,7 @@ def test_applying_again_changes_nothing(cluster: Cluster, how: tuple[str, ...]) 
 
 
 def test_copy_of_an_injected_pod(cluster: Cluster) -> None:
-    """A pod that was read from the cluster and is created again elsewhere carries everything already: no patch."""
+    """A copy of a stored pod has all additions already and is not patched."""
     stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     patched = cluster.webhook.reviews(outcome="patched")
     metadata = {"name": "copy", "annotations": stored["metadata"]["annotations"]}
@@ -199,7 +199,7 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_workload_is_warned_never_refused(cluster: Cluster, kind: str) -> None:
-    """A workload with a wrong template is stored as it is, with a warning for each cause at the template's place."""
+    """A workload with a wrong template is stored unchanged, with a warning and the full field path for each cause."""
     api_version, spec = WORKLOADS[kind]
     pod_spec = {"containers": [container()], "restartPolicy": "Never" if "batch" in api_version else "Always"}
     annotations = {CPU_MANAGER: "exclusive", SMT: "wrong"}
@@ -221,7 +221,7 @@ def test_workload_is_warned_never_refused(cluster: Cluster, kind: str) -> None:
 
 
 def test_workload_is_judged_when_its_template_changes(cluster: Cluster) -> None:
-    """Scaling or labelling a Deployment does not call the webhook; a new template is judged, with warnings."""
+    """Scaling or labelling a Deployment causes no review; a changed template is validated, with warnings."""
     metadata = {"labels": {"app": "it"}, "annotations": {CPU_MANAGER: "exclusive"}}
     template = {"metadata": metadata, "spec": {"containers": [container(limits="2")]}}
     spec = {"selector": {"matchLabels": {"app": "it"}}, "template": template}
@@ -251,7 +251,7 @@ def test_pod_level_resources(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_pod_level_defaults_are_the_api_servers(cluster: Cluster) -> None:
-    """The table by which corepin computes QoS class and pod-level amounts is what the API server stores."""
+    """The API server stores the pod-level resources and QoS class that corepin computes."""
     for number, row in enumerate(ROWS):
         document, (request, limit), expected = row.values
         metadata = {"name": f"row-{number}"}

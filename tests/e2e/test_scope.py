@@ -1,4 +1,4 @@
-"""Pods that do not ask for CPUs never reach the webhook: its counter of reviews does not move."""
+"""Pods that do not ask for CPUs cause no reviews."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def no_review(cluster: Cluster) -> Iterator[None]:
 
 
 def test_reviews_are_counted(cluster: Cluster) -> None:
-    """The counter has one mutation and one validation of a pod that asks for CPUs."""
+    """A pod that asks for CPUs counts as one mutation review and one validation review."""
     before = [cluster.webhook.reviews(endpoint=name) for name in ("mutate", "validate")]
     cluster.created(pod_document("it", container("main", {CORES: "1"})))
     after = [cluster.webhook.reviews(endpoint=name) for name in ("mutate", "validate")]
@@ -37,7 +37,7 @@ def test_plain_pods(cluster: Cluster) -> None:
 
 
 def test_mirror_pods(cluster: Cluster) -> None:
-    """The mirror of a static pod passes untouched, though it asks: the kubelet would refuse a changed copy."""
+    """A mirror pod is never reviewed, because the kubelet would reject a changed copy."""
     hashed = {"kubernetes.io/config.mirror": "abc", "kubernetes.io/config.hash": "abc"}
     annotations = {**hashed, CPU_MANAGER: "wrong"}
     mirror = pod_document("mirror", container("main", {CORES: "1"}), annotations=annotations, nodeName="here")
@@ -51,14 +51,14 @@ def test_kube_system(registered: Registered) -> None:
     """Pods of kube-system are never reviewed, since they must start without the webhook."""
     cluster = registered.in_namespace("kube-system")
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-    cluster.create(account)  # there is no controller that makes it; a second time it is there
+    cluster.create(account)  # no controller creates it; fails if it exists
     with no_review(cluster):
         stored = cluster.created(pod_document("it", container("main", {CORES: "1"})))
     assert all("hostPath" not in volume for volume in stored["spec"].get("volumes", []))
 
 
 def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
-    """The agent's annotation, status, labels, binding and deletion of a pod of ours call no webhook."""
+    """Changes of a pod's status annotation, status and labels, its binding and its deletion cause no review."""
     pod = pod_document("it", container("main", {CORES: "1"}), annotations={CPU_MANAGER: "none"})
     cluster.created(pod)
     ready = '{"status":{"conditions":[{"type":"Ready","status":"True"}]}}'
@@ -85,7 +85,7 @@ def test_what_the_agent_and_the_kubelet_write(cluster: Cluster) -> None:
 
 
 def test_debug_containers(cluster: Cluster) -> None:
-    """An ephemeral container in a pod of ours causes no review."""
+    """An ephemeral container in a pod that asks for CPUs causes no review."""
     cluster.created(pod_document("it", container(limits="2"), annotations={CPU_MANAGER: "exclusive"}))
     with no_review(cluster):
         outcome = cluster.run("debug", "it", "--image=registry.example/shell:1", "--profile=general")

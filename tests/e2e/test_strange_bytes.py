@@ -34,7 +34,8 @@ FIELDS = {
     "crowded": b"{%b}" % b",".join(b'"f:%x":{}' % at for at in range(60_000)),
 }
 ARGS = {
-    "escapes": b"<" * 1_500_000,  # nearly all that etcd takes; the API server sends 9 MB, 18 MB for an update
+    "escapes": b"<"
+    * 1_500_000,  # near etcd's limit; the API server's review has 9 MB, and 18 MB for an update
     "commas": b"," * 270_000,
     "brackets": b"{" * 270_001,
     "a forged status": rb"\"},\"status\":{\"phase\":\"x",
@@ -43,7 +44,7 @@ TRICKS = {
     **{name: (raw, b"x") for name, raw in FIELDS.items()},
     **{name: (b"{}", raw) for name, raw in ARGS.items()},
 }
-HEAVY = {"escapes", "crowded"}  # cases that take seconds, and that both versions of the API server send alike
+HEAVY = {"escapes", "crowded"}  # slow cases, in which the requests of both API server versions are the same
 CASES = [
     (version, policy, trick)
     for version in KUBERNETES
@@ -54,7 +55,7 @@ CASES = [
 
 @contextmanager
 def editor(cluster: Cluster) -> Iterator[httpx.Client]:
-    """Return a client of the API server that may edit what is in the namespace."""
+    """Return a client of the API server that may edit objects in the namespace."""
     api = cluster.api
     if not (api.directory / f"{EDITOR}.crt").exists():
         api.add_user(EDITOR)
@@ -70,7 +71,7 @@ def editor(cluster: Cluster) -> Iterator[httpx.Client]:
 
 
 def strange_pod(name: str, trick: tuple[bytes, bytes], annotations: dict[str, str]) -> bytes:
-    """Return a pod as bytes, with other bytes in its managedFields and in its arguments."""
+    """Return a pod as JSON bytes, with unusual bytes in its managedFields and arguments."""
     document: Any = pod_document(name, container("main", "2"), annotations=annotations)
     document["spec"]["containers"][0]["args"] = ["ARGS"]
     manager = {"manager": "m", "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1"}
@@ -91,7 +92,7 @@ def patch(client: httpx.Client, path: str, changes: Any) -> httpx.Response:
 
 
 def resize(client: httpx.Client, path: str, cpu: str) -> httpx.Response:
-    """Resize the container of a pod; API servers of 1.30 have no such thing."""
+    """Resize the container of a pod; Kubernetes 1.30 has no resize subresource."""
     resources = {"limits": {"cpu": cpu}, "requests": {"cpu": cpu}}
     changes = {"spec": {"containers": [{"name": "main", "resources": resources}]}}
     headers = {"content-type": "application/strategic-merge-patch+json"}
@@ -100,7 +101,7 @@ def resize(client: httpx.Client, path: str, cpu: str) -> httpx.Response:
 
 @pytest.mark.parametrize(("apiserver", "policy", "trick"), CASES, indirect=["apiserver"])
 def test_no_bytes_beside_an_annotation_let_it_pass(registered: Registered, policy: str, trick: str) -> None:
-    """With them a wrong pod is refused when it is created, annotated or resized, and a right one is completed."""
+    """With unusual bytes a wrong pod is still refused at creation, annotation and resize; a right one is injected."""
     cluster = registered.namespace({INSTANCE: policy})
     with editor(cluster) as client:
         refused = post(client, strange_pod("wrong", TRICKS[trick], NONSENSE))

@@ -1,4 +1,4 @@
-"""The API token of pods whose account the webhook sets, as real API servers store them: none."""
+"""Pods whose service account the webhook sets get no API token on real API servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELD = "spec.automountServiceAccountToken"
 
 
 def served(registered: Registered, **labels: str) -> Cluster:
-    """Return a namespace with CMK's own account, whose pods get tokens unless they say otherwise."""
+    """Return a namespace with CMK's service account, whose pods get tokens by default."""
     cluster = registered.namespace({INSTANCE: CMK, **labels})
     cluster.created({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}})
     return cluster
@@ -36,7 +36,7 @@ def cmk(registered: Registered) -> Cluster:
 
 
 def tokens(pod: Any) -> list[str]:
-    """Return the volumes with a token, and what is mounted at its path."""
+    """Return the names of token volumes, and of volumes mounted at the token's path."""
     spec = pod["spec"]
     members = (*spec["containers"], *spec.get("initContainers", ()))
     mounts = [
@@ -46,7 +46,7 @@ def tokens(pod: Any) -> list[str]:
 
 
 def is_given(pod: Any, stored: Any) -> bool:
-    """Report whether a stored value has all that a given one has, lists by their order."""
+    """Return whether a stored value contains a given one; lists are compared by position."""
     if isinstance(pod, dict):
         return all(key in stored and is_given(value, stored[key]) for key, value in pod.items())
     if isinstance(pod, list):
@@ -77,7 +77,7 @@ def test_plugin_would_add_one(registered: Registered, cmk: Cluster) -> None:
 
 
 def test_volumes_of_users_stay(cmk: Cluster) -> None:
-    """Every container and init container keeps its own mounts in their order, around the place of the token's."""
+    """Every container and init container keeps its own mounts and their order when the token's mount is removed."""
     own = {"name": "own", "mountPath": "/data"}
     document = pod_document(
         "it",
@@ -94,7 +94,7 @@ def test_volumes_of_users_stay(cmk: Cluster) -> None:
 
 @pytest.mark.parametrize("place", ["/vault", PATH])
 def test_look_alike_of_a_user_stays(cmk: Cluster, place: str) -> None:
-    """The user controls the names of his volumes: one that the API server did not generate is his, and stays mounted."""
+    """A user's volume is kept even if its name and contents look like those of a token volume."""
     volume = token_volume("kube-api-access-mine")
     main = container("main", {CORES: "1"}, volumeMounts=[token_mount(volume["name"], place)])
     stored = cmk.created(pod_document("it", main, volumes=[volume]))
@@ -126,7 +126,7 @@ def test_called_again_after_others(registered: Registered, label: str) -> None:
 
 
 def test_pod_is_updated(cmk: Cluster) -> None:
-    """Labels, policies, another image and a second `kubectl apply` of what the user wrote pass, and bring no token."""
+    """Changes of labels, policies and image, and a second `kubectl apply`, are accepted and add no token."""
     document = pod_document("it", container("main", {CORES: "1"}))
     assert not cmk.run("apply", "-f", "-", document=document).is_refused
     image = json.dumps({"spec": {"containers": [{"name": "main", "image": "registry.example/other:1"}]}})
@@ -151,7 +151,7 @@ def test_copy_is_left_alone(cmk: Cluster) -> None:
 
 
 def test_copy_of_a_pod_with_a_token_loses_it(registered: Registered, cmk: Cluster) -> None:
-    """A token volume in a copied pod is removed although the API server generated its name in another namespace."""
+    """A token volume in a copy of a pod from another namespace is removed too."""
     document = pod_document("it", container("main", {CORES: "1"}))
     stored = registered.namespace().created(document)
     assert len(tokens(stored)) == 2

@@ -1,4 +1,4 @@
-"""Updates are judged by what they change; whatever is stored can be read, labelled and deleted."""
+"""Validation of updates (ratcheting): only changes are validated, and stored pods can be labelled and deleted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def resize(cluster: Cluster, name: str, cpu: str, request: str | None = None) ->
 
 
 def test_policy_is_edited_live(cluster: Cluster) -> None:
-    """An edited policy is stored if it is known, and otherwise refused with its field, and the pod is unchanged."""
+    """A changed policy is stored if it is valid, and otherwise refused with its field."""
     cluster.created(pod_document("it", container(limits="2"), annotations={CRANE: "exclusive"}))
     assert not cluster.run("annotate", "pod/it", f"{CRANE}=share", "--overwrite").is_refused
     outcome = cluster.run("annotate", "pod/it", f"{CRANE}=sahre", "--overwrite")
@@ -47,7 +47,7 @@ def test_policy_is_edited_live(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_key_of_a_family_alone_reaches_the_webhook(cluster: Cluster, family: str) -> None:
-    """A wrong word of each family is refused in a new pod and an edited one, and warned of in a template."""
+    """An invalid value of each annotation family is refused in new and changed pods, and is a warning in a template."""
     key, pod = f"{family}/pod", pod_document("it", container(limits="2"))
     # `irq-policy` takes globs, in which a slash is invalid.
     word = "wrong/" if family == IRQ_POLICY else "wrong"
@@ -83,7 +83,7 @@ def test_wrong_pod_can_be_handled(before: Cluster, name: str) -> None:
 
 
 def test_wrong_pod_is_refused_another_wrong_word_and_takes_the_right_one(before: Cluster) -> None:
-    """An update is judged by its changes: another wrong value is refused, and the right one is accepted."""
+    """A wrong policy can be replaced by a right one, but not by another wrong one."""
     wrong = before.run("annotate", f"pod/{WRONG_WORD}", f"{CRANE}=worse", "--overwrite", "--dry-run=server")
     assert wrong.fields == [f"metadata.annotations[{CRANE}]"]
     for change in (f"{CRANE}=none", f"{CRANE}-"):
@@ -123,7 +123,7 @@ def test_resize(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_resize_of_an_isolated_container(cluster: Cluster) -> None:
-    """The resource that the webhook added cannot be resized: it stays, with a warning, and the pod can still be edited."""
+    """A resize keeps the count that the webhook added, with a warning, and the pod can still be annotated."""
     cluster.created(pod_document("it", container(limits="2"), annotations={SMT: "isolate"}))
     outcome = resize(cluster, "it", "3")
     assert not outcome.is_refused, outcome.stderr
@@ -157,7 +157,7 @@ def test_resize_of_a_plain_pod_calls_no_webhook(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_resize_of_the_pod_itself(cluster: Cluster) -> None:
-    """A resize of the pod's own resources alone is judged too: a budget may not silently stop being one."""
+    """A resize of pod-level resources is validated too, and refused if the pod would lose its budget."""
     pod = pod_document("it", container("main"), annotations={CPU_MANAGER: "exclusive"})
     pod["spec"]["resources"] = {
         "limits": {"cpu": "4", "memory": "1Gi"},
@@ -180,7 +180,7 @@ def test_resize_of_the_pod_itself(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 def test_resize_beside_a_limit_range_that_is_younger_than_the_pod(cluster: Cluster) -> None:
-    """The API server fills in limits and stores no record of that, so the webhook warns what the agent does."""
+    """If a new LimitRange sets limits during a resize, which the pod does not record, the webhook warns of the effect."""
     pod = pod_document("it", container("main", "2"), container("log"), annotations={CPU_MANAGER: "exclusive"})
     amounts = {"limits": {"cpu": "4"}, "requests": {"cpu": "4"}}
     cluster.created({**pod, "spec": {**pod["spec"], "resources": amounts}})
