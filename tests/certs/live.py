@@ -1,7 +1,7 @@
-"""A real API server that calls real webhook processes through a Service, and what the kubelet does for them.
+"""A real API server that calls real webhook processes through a Service; the test acts as their kubelet.
 
 The API server calls the endpoints itself (`--enable-aggregator-routing`), so server name and caBundle are those of a
-cluster. Each replica has its own EndpointSlice; the test takes it away before it stops one, as Kubernetes does.
+cluster. Each replica has its own EndpointSlice, which the test deletes before it stops the replica, as Kubernetes does.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ NAMESPACE, SECRET, SERVICE, ROTATOR = (
 SERVER_NAME = f"{SERVICE}.{NAMESPACE}.svc"
 NAMES = Names(NAMESPACE, SECRET, ("zz-corepin",))
 PEMS = ("tls.crt", "tls.key")
-END_SECONDS = 120.0  # from SIGTERM; two on an idle machine
+END_SECONDS = 120.0  # timeout after SIGTERM; 2 s on an idle machine
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 SERVICE_OBJECT = {
     "apiVersion": "v1",
     "kind": "Service",
     "metadata": {"name": SERVICE, "namespace": NAMESPACE},
-    "spec": {"ports": [{"name": "reviews", "port": 443}]},  # no selector: the test makes the slices
+    "spec": {"ports": [{"name": "reviews", "port": 443}]},  # no selector: the test creates the EndpointSlices
 }
 
 
 class ShiftedClock:
-    """Real time, moved forward where a test would wait; it begins in the past, so that no leaf is of the future."""
+    """A clock that skips waits; it starts 30 minutes late, so that certificates are not issued in the future."""
 
     def __init__(self) -> None:
         self._shift = timedelta(minutes=-30)
@@ -67,17 +67,17 @@ class ShiftedClock:
         return datetime.now(UTC) + self._shift
 
     def elapsed(self) -> float:
-        """Return a time that only runs forward."""
+        """Return the monotonic time."""
         return monotonic() + self._shift.total_seconds()
 
     def move_to(self, moment: datetime) -> None:
-        """Move the clock to a time that a step waits for."""
+        """Move the clock forward to a time."""
         self._shift += max(moment - self.now(), timedelta()) + timedelta(milliseconds=10)
 
 
 @dataclass
 class Replica:
-    """A webhook process and the folder into which the kubelet would bring the Secret."""
+    """A webhook process, and the folder of its Secret volume."""
 
     name: str
     folder: Path
@@ -92,7 +92,7 @@ class Replica:
         return Address(self.host.address, self.port)
 
     def bring(self, secret: Secret) -> None:
-        """Swap the files in one step, as the kubelet does."""
+        """Replace the Secret's files atomically, as the kubelet does."""
         content = self.folder / f"..{secret.version}"
         content.mkdir(parents=True, exist_ok=True)
         for name in PEMS:
@@ -118,7 +118,7 @@ class Replica:
         self.stack.callback(_end_well, daemon.process)
 
     def stop(self) -> None:
-        """Ask the process to end; it must end well."""
+        """Stop the process, which must exit without an error."""
         self.stack.close()
 
 
@@ -156,7 +156,7 @@ class Live:
             replica.stop()
 
     def rotator(self, settings: RotationSettings | None = None) -> Rotator:
-        """Return a rotation with the rights of the manifests, as a process that just started."""
+        """Return a new rotation with the rights of the manifests."""
         return Rotator(
             self.cluster, self.probe, settings or RotationSettings((SERVER_NAME,)), Metrics(), self.clock
         )
@@ -171,7 +171,7 @@ class Live:
             self.route_to(replica)
 
     def route_to(self, replica: Replica) -> None:
-        """Let the Service send reviews to a replica."""
+        """Create the replica's EndpointSlice, so that the Service sends it reviews."""
         endpoint = {"addresses": [replica.host.address], "conditions": {"ready": True}}
         slice_ = {
             "apiVersion": "discovery.k8s.io/v1",
@@ -188,7 +188,7 @@ class Live:
         self.api.kubectl("create", "-f", "-", input=json.dumps(slice_))
 
     def route_past(self, replica: Replica) -> None:
-        """Send no more reviews to a replica."""
+        """Delete the replica's EndpointSlice."""
         self.api.kubectl("-n", NAMESPACE, "delete", "endpointslice", replica.name)
 
     def annotate(self, *annotations: str) -> None:
@@ -196,7 +196,7 @@ class Live:
         self.api.kubectl("-n", NAMESPACE, "annotate", "--overwrite", "secret", SECRET, *annotations)
 
     def reasons(self) -> set[str]:
-        """Return the reasons of all events that were made."""
+        """Return the reasons of all events."""
         listed = self.api.kubectl("-n", NAMESPACE, "get", "events", "-o=json").stdout
         return {event["reason"] for event in json.loads(listed)["items"]}
 
@@ -207,7 +207,7 @@ def documents_of(name: str) -> list[dict[str, Any]]:
 
 
 def rights() -> list[dict[str, Any]]:
-    """Return the rotation's empty Secret, account and rights, and the policies that narrow them."""
+    """Return the rotation's empty Secret, account and RBAC, and the policies that restrict it."""
     names = {ROTATOR, f"{ROTATOR}-others"}
     policies = [policy for policy in documents_of("policies.yaml") if policy["metadata"]["name"] in names]
     return [
@@ -216,7 +216,7 @@ def rights() -> list[dict[str, Any]]:
 
 
 def registrations() -> list[dict[str, Any]]:
-    """Return the configurations of the manifests, every entry failing closed, and none by its timeout."""
+    """Return the manifests' webhook configurations with failurePolicy Fail and the longest timeout."""
     documents = documents_of("registration.yaml")
     for document in documents:
         for webhook in document["webhooks"]:
@@ -225,13 +225,13 @@ def registrations() -> list[dict[str, Any]]:
 
 
 def text_of(documents: list[dict[str, Any]]) -> str:
-    """Return documents as kubectl reads them."""
+    """Return documents as YAML text."""
     return "\n---\n".join(map(json.dumps, documents))
 
 
 @contextmanager
 def live(api: ApiServer, folder: Path) -> Iterator[Live]:
-    """Prepare everything that the manifests would; the Secret is empty, and nothing serves yet."""
+    """Create the manifests' objects, with an empty Secret, and yield two replicas that are not started."""
     api.create_namespace(NAMESPACE)
     api.kubectl("create", "-f", "-", input=text_of([*rights(), SERVICE_OBJECT, *registrations()]))
     with host_apart() as host:

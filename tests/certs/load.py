@@ -1,4 +1,4 @@
-"""Pods created at a steady rate, and the outcome of each."""
+"""Load: pods created at a constant rate, with their outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INJECTED = "cmk.intel.com/resources-injected"
 
 
 class Load:
-    """Creates pods until it is stopped; each must come back mutated."""
+    """Creates pods until it is stopped; each must be returned with the webhook's mutation."""
 
     def __init__(self, api: ApiServer, namespace: str, pods_a_second: float) -> None:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
@@ -41,7 +41,7 @@ class Load:
             thread.start()
 
     def stop(self) -> None:
-        """Stop after every pod in flight was answered."""
+        """Stop, and wait for requests in flight."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -60,7 +60,7 @@ class Load:
         with self._api.client() as client:
             while not self._stop.wait(max(due - time.monotonic(), 0)):
                 self._create(client, document)
-                due = max(due + self._pause, time.monotonic())  # after a stall the rate is the same, no burst
+                due = max(due + self._pause, time.monotonic())  # no burst after a stall
 
     def _create(self, client: httpx.Client, document: dict[str, Any]) -> None:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Answers to the rotation, by the API server or something between."""
+"""Invalid responses to the rotation's requests, from the API server or a proxy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from certs.cluster import ClusterError, KubeCluster, Names
 
 
 class Answering:
-    """A client whose every request has the same answer."""
+    """A client that returns the same response to every request."""
 
     def __init__(self, status: int, content: bytes) -> None:
         self.status = status
@@ -22,7 +22,7 @@ class Answering:
         return request
 
     def call_api(self, *_: str, **__: object) -> Any:
-        """Answer."""
+        """Return the response."""
         return SimpleNamespace(status=self.status, read=lambda: self.content)
 
 

@@ -1,4 +1,4 @@
-"""Writing keys: mode, completeness, and what is never overwritten."""
+"""Writing of key files: mode, atomicity, and existing files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_replacing_tightens_the_mode(tmp_path: Path) -> None:
 
 
 def test_failed_replacement_leaves_nothing_behind(tmp_path: Path) -> None:
-    """When the place is a directory, the private bytes do not stay in a file beside it."""
+    """If the path is a directory, no temporary file with private bytes is left."""
     (tmp_path / "f").mkdir()
 
     with pytest.raises(OSError, match="directory"):

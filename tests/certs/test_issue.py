@@ -1,4 +1,4 @@
-"""The CA and its leaves: shape, limits, and that strict clients accept them."""
+"""Issued CAs and leaves: extensions, limits, and verification by strict clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(leaf: LeafCert) -> x509.Certificate:
 
 
 def verify(ca: CA, leaf: LeafCert, subject: x509.GeneralName) -> None:
-    """Hold a leaf to the web's rules, as cryptography's own verifier has them."""
+    """Verify a leaf by the web PKI rules of cryptography's verifier."""
     builder = PolicyBuilder().store(Store([ca.certificate])).time(NOW)
     assert isinstance(subject, x509.DNSName | x509.IPAddress)
     builder.build_server_verifier(subject).verify(loaded(leaf), [])
@@ -38,12 +38,12 @@ def verify(ca: CA, leaf: LeafCert, subject: x509.GeneralName) -> None:
 
 @pytest.fixture(scope="module")
 def ca() -> CA:
-    """Return an authority of this day."""
+    """Return a new CA."""
     return CA.create(now=NOW)
 
 
 def test_leaf_holds_for_every_name_and_address(ca: CA) -> None:
-    """Names, a wildcard and both kinds of address verify; a name that was not asked for does not."""
+    """A leaf verifies for its names, its wildcard and both kinds of addresses, and for no other name."""
     addresses = (ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"))
     leaf = ca.issue_cert("a.corepin.svc", "*.corepin.dev", addresses=addresses, now=NOW)
 
@@ -80,7 +80,7 @@ def test_keys_are_on_p256_and_match(ca: CA) -> None:
 
 
 def test_leaf_never_outlives_its_authority() -> None:
-    """A leaf that would end later ends with its authority."""
+    """A leaf expires with its CA at the latest."""
     ca = CA.create(days=10, now=NOW)
 
     leaf = loaded(ca.issue_cert("a.b", days=365, now=NOW))

@@ -1,4 +1,4 @@
-"""Reading a Secret that was filled by hand."""
+"""Reading of the Secret, also of one that was edited by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def bare() -> bytes:
     ],
 )
 def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
-    """Each unusable part is reported with its key and the reason, and is not taken for an authority."""
+    """Each unusable part is reported with its key and the reason, and is not trusted as a CA."""
     material = read(Secret(data))
 
     assert problem in [str(found) for found in material.problems]
@@ -67,7 +67,7 @@ def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
 
 
 def test_bundle_and_anchors_are_one_to_one() -> None:
-    """Certificates are written in one order whatever order they had; garbage between them is left out."""
+    """A bundle has its certificates in a fixed order, and reading a bundle skips garbage."""
     other = CA.create()
     both = frozenset({OURS.certificate, other.certificate})
     garbage = b"x\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -79,5 +79,5 @@ def test_bundle_and_anchors_are_one_to_one() -> None:
 
 @pytest.mark.parametrize("text", ["", "x y", "2026-11-20T12:00:00 abc", "2026-11-20T12:00:00+00:00"])
 def test_garbled_mark_is_no_mark(text: str) -> None:
-    """A start time without zone or certificate counts as none, and the wait begins again."""
+    """A start time without zone or certificate is ignored, so that the wait restarts."""
     assert read(Secret(annotations={PUBLISHED: text})).published is None

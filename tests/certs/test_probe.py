@@ -1,4 +1,4 @@
-"""The certificates that replicas show, asked for over real sockets."""
+"""The probe of the replicas' certificates, over real sockets."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _answer(server: socket.socket, context: ssl.SSLContext) -> None:
 
 
 def test_address_that_does_not_answer_shows_nothing() -> None:
-    """A closed port, and a peer that never speaks TLS, show no certificate."""
+    """For a closed port, and for a peer that does not speak TLS, the probe returns no certificate."""
     with listening() as mute, listening() as closed:
         silent, gone = address_of(mute), address_of(closed)
         closed.close()

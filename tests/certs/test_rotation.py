@@ -1,4 +1,4 @@
-"""The rotation, step by step, in a cluster in memory."""
+"""The rotation, step by step, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.certs.world import NAME, START, World, foreign
 
 @pytest.fixture
 def served() -> World:
-    """Return a cluster whose replicas show the first certificate."""
+    """Return a cluster whose replicas serve the first certificate."""
     world = World()
     world.serve()
     return world
@@ -42,7 +42,7 @@ def test_first_issue_needs_no_wait() -> None:
 
 
 def test_leaf_is_good_for_the_service_and_its_time(served: World) -> None:
-    """The leaf bears the names asked for, ends within 90 days, and began five minutes ago."""
+    """The leaf has the requested names, is valid for at most 90 days, and is backdated by five minutes."""
     leaf = served.leaf
     assert leaf is not None
 
@@ -52,7 +52,7 @@ def test_leaf_is_good_for_the_service_and_its_time(served: World) -> None:
 
 
 def test_leaf_is_renewed_before_a_third_is_left(served: World) -> None:
-    """A leaf is renewed before a third of its life is left; its CA and the bundles stay."""
+    """A leaf is renewed before a third of its lifetime is left; CA and bundles do not change."""
     before, bundles = served.secret_now.data, served.configured[:]
     served.clock.advance(days=90 * 2 / 3 - 1)
 
@@ -153,7 +153,7 @@ def test_no_rotation_begins_while_an_old_ca_is_trusted(served: World) -> None:
 
 
 def test_replica_that_shows_another_leaf_starts_the_wait_anew(served: World) -> None:
-    """A replica that shows the old leaf again restarts the wait."""
+    """A replica that serves another leaf restarts the wait."""
     served.rotate()
     for seconds in (0, 60, 91):
         served.advance(seconds)
@@ -317,7 +317,7 @@ def test_other_names_want_another_leaf(served: World) -> None:
 
 
 def test_nothing_is_dropped_while_no_replica_is_found(served: World) -> None:
-    """While the replicas' name does not resolve no CA is dropped."""
+    """While no replica is found the old CA stays trusted."""
     served.rotate()
     served.replicas.clear()
     for _ in range(4):
@@ -341,7 +341,7 @@ def test_repeated_warning_is_rate_limited(served: World) -> None:
 
 
 def test_renewal_leaves_more_than_a_third(served: World) -> None:
-    """The moment of renewal is before a third of life is left, for CA and leaf."""
+    """CA and leaf are renewed before a third of their lifetime is left."""
     parts = material.read(served.secret_now)
     for pair in (parts.ca, parts.leaf):
         assert pair.certificate is not None

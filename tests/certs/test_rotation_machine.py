@@ -1,4 +1,4 @@
-"""Any sequence of events: API servers trust the replicas' certificates, and every rotation ends."""
+"""State machine test: after any events API servers trust the replicas' certificates, and every rotation ends."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ REPLICAS = st.sampled_from(["a:1", "b:1"])
 
 
 class Rotation(RuleBasedStateMachine):
-    """Two rotators, kubelets, replicas, clocks, people with kubectl, and a killer."""
+    """Random steps, kills, clock jumps, edits, and delays of two rotators, kubelets and replicas."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
         self.rotators = [self.world.rotator(), self.world.rotator()]
         self.decided: tuple[Look, Step] | None = None  # step that the second, slower rotator has decided on
-        self.replaced = 0  # CAs at most that a new one replaced, because they were broken or not valid yet
+        self.replaced = 0  # upper bound of CAs that were replaced because they were damaged or not valid yet
 
     @initialize(is_serving=st.booleans())
     def begin(self, is_serving: bool) -> None:
-        """Begin before the first issue or after it."""
+        """Start with an empty Secret or with served certificates."""
         if is_serving:
             self.world.serve()
 
     @rule(writes=st.none() | st.integers(1, 6), takes_effect=st.booleans())
     def work(self, writes: int | None, takes_effect: bool) -> None:
-        """Let the rotator take every step it can, or be killed at one of its writes and started again."""
+        """Let the first rotator take all due steps, or be killed at one of its writes and restarted."""
         self.world.writes_until_killed, self.world.takes_effect = writes, takes_effect
         try:
             self.rotators[0].settle()
@@ -50,7 +50,7 @@ class Rotation(RuleBasedStateMachine):
 
     @rule()
     def decide(self) -> None:
-        """Let the second rotator look and decide, and then be slow."""
+        """Let the second rotator observe and decide, without acting yet."""
         look = self.rotators[1].look()
         self.decided = look, next_step(look.seen, SETTINGS)
 
@@ -72,16 +72,16 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(days=st.integers(1, 100))
     def wait_long(self, days: int) -> None:
-        """Let days pass, a running rotator in them."""
+        """Let days pass while the first rotator runs."""
         for _ in range(days // 20 + 1):
             self.world.advance(min(days, 20) * 86400)
             self.rotators[0].settle()
 
     @rule(seconds=st.integers(-10_000_000, 10_000_000).filter(lambda seconds: abs(seconds) > 10))
     def jump(self, seconds: int) -> None:
-        """Set the clock wrong under running processes, which notice it at their next look.
+        """Let the clock jump, which running rotators detect at their next observation.
 
-        Once the clock is set back, a CA that was issued before may not be valid yet; then a new one replaces it.
+        After a jump backwards an issued CA may not be valid yet, and is replaced.
         """
         self.replaced += seconds < 0
         self.world.clock.jump(seconds)
@@ -91,12 +91,12 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(name=REPLICAS)
     def sync(self, name: str) -> None:
-        """Let a kubelet bring the Secret."""
+        """Let a kubelet update the Secret volume of a replica."""
         self.world.replicas[name].leaf = self.world.leaf or self.world.replicas[name].leaf
 
     @rule(is_brought=st.booleans())
     def switch(self, is_brought: bool) -> None:
-        """Rotate up to the new certificate, and maybe let the replicas load it; random rules rarely get that far."""
+        """Rotate to the new leaf, and let the replicas load it or not; random rules alone rarely get there."""
         self.world.rotate()
         self.rotators[0].settle()
         self.world.advance(61)
@@ -107,18 +107,18 @@ class Rotation(RuleBasedStateMachine):
 
     @rule(name=REPLICAS, data=st.data())
     def restart(self, name: str, data: st.DataObject) -> None:
-        """Restart a replica; its pod may get the Secret that the kubelet still has cached."""
+        """Restart a replica with the Secret that its kubelet may still have cached."""
         cached = self.world.cached_leaves()
         self.world.replicas[name].leaf = data.draw(st.sampled_from(cached)) if cached else None
 
     @rule(name=REPLICAS)
     def fall_silent_or_speak(self, name: str) -> None:
-        """Take a replica off the network, or bring it back."""
+        """Disconnect or reconnect a replica."""
         self.world.replicas[name].answers = not self.world.replicas[name].answers
 
     @rule()
     def ask_for_rotation(self) -> None:
-        """Ask for a new CA."""
+        """Request a rotation of the CA."""
         self.world.rotate()
 
     @rule(key=st.sampled_from(KEYS), content=st.sampled_from([None, b"garbage"]))
@@ -131,12 +131,12 @@ class Rotation(RuleBasedStateMachine):
         name=st.sampled_from([PUBLISHED, SHOWN]), content=st.sampled_from([None, "garbage", "2026-11-20 x"])
     )
     def damage_mark(self, name: str, content: str | None) -> None:
-        """Break a mark."""
+        """Damage the annotation with the start of a wait."""
         self.world.edit(Change({}, {name: content}))
 
     @invariant()
     def every_leaf_is_trusted(self) -> None:
-        """Every API server trusts every leaf that a replica shows now or after a restart, if it is in its time."""
+        """Every API server trusts every valid leaf that a replica serves now or after a restart."""
         now = self.world.clock.now()
         untrusted = [
             leaf.serial_number
@@ -147,7 +147,7 @@ class Rotation(RuleBasedStateMachine):
 
     @invariant()
     def one_rotation_at_a_time(self) -> None:
-        """At most a next, a serving and two old CAs are in the Secret, and those that were replaced."""
+        """The Secret has at most the next, the serving and two old CAs, besides replaced ones."""
         assert len(material.read(self.world.secret_now).anchors) <= 4 + self.replaced
 
     def teardown(self) -> None:

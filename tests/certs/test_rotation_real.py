@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.server
 ROUTING = "--enable-aggregator-routing=true"  # there is no kube-proxy
 PODS_A_SECOND = 50.0
-NOTICED = 100  # pods: two seconds, in which the API server takes notice
+NOTICED = 100  # pods, created in the two seconds that the API server needs to see a change
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="module")
 def served(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Return a cluster whose replicas show the first certificate, and a namespace for pods."""
+    """Return a cluster whose replicas serve the first certificate, with a namespace for pods."""
     with live(server, tmp_path_factory.mktemp("replicas")) as cluster:
         server.create_namespace("load")
         cluster.serve()
@@ -54,7 +54,7 @@ def served(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def bring(served: Live) -> None:
-    """Do the kubelets' work and wait until every replica shows the new leaf."""
+    """Update the replicas' Secret volumes, and wait until each serves the new leaf."""
     secret = served.cluster.secret()
     leaf = material.read(secret).leaf.certificate
     assert leaf is not None
@@ -64,12 +64,12 @@ def bring(served: Live) -> None:
 
 
 def bundles(served: Live) -> set[bytes]:
-    """Return every caBundle there is."""
+    """Return the caBundles of all webhook entries."""
     return {pem for configuration in served.cluster.configurations() for pem in configuration.bundles}
 
 
 def rotate(served: Live, rotator: Rotator, noticed: Callable[[], None]) -> Iterator[str]:
-    """Rotate to the end; before each wait yield its reason, so that the test can act during it."""
+    """Run a rotation to its end; yield the reason before each wait, so that the test can act."""
     for _ in range(9):
         step = rotator.settle()
         if not isinstance(step, Wait):
@@ -86,7 +86,7 @@ def rotate(served: Live, rotator: Rotator, noticed: Callable[[], None]) -> Itera
 
 @contextmanager
 def away(served: Live, load: Load) -> Iterator[None]:
-    """Take the second replica out of service as a deleted pod is, and bring it back."""
+    """Remove the second replica as if its pod was deleted, and restart it after the block."""
     replica = served.replicas[1]
     served.route_past(replica)
     load.wait_for(NOTICED)
@@ -98,7 +98,7 @@ def away(served: Live, load: Load) -> Iterator[None]:
 
 
 def test_first_issue_serves_pods(served: Live) -> None:
-    """From an empty Secret: issued, published in every entry, and a pod is mutated over TLS."""
+    """From an empty Secret a certificate is issued, its CA is published in every entry, and a pod is mutated."""
     data = served.cluster.secret().data
 
     assert set(data) == {LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY}
@@ -109,13 +109,13 @@ def test_first_issue_serves_pods(served: Live) -> None:
 
 
 def test_three_rotations_under_load_fail_no_pod(served: Live) -> None:
-    """CA and leaf are rotated three times, one replica restarts in each, a hundred pods in every moment: none fails."""
+    """Three rotations of CA and leaf, each with a restart of a replica, fail none of the pods created in the meantime."""
     before = {served.cluster.secret().data[CA_CERT]}
     with load(served.api, "load", PODS_A_SECOND) as running:
         for number in range(3):
             served.annotate("certs.corepin.io/rotate=ca")
             for index, _ in enumerate(rotate(served, served.rotator(), lambda: running.wait_for(NOTICED))):
-                if index == number:  # another moment of the rotation each time
+                if index == number:  # at another step of each rotation
                     with away(served, running):
                         served.rotator().settle()
             before.add(served.cluster.secret().data[CA_CERT])
@@ -241,7 +241,7 @@ def test_next_process_goes_on(served: Live) -> None:
 
 
 def test_command_takes_what_steps_it_can(served: Live) -> None:
-    """`corepin certs run --once` through a kubeconfig finds everything as it should be."""
+    """`corepin certs run --once` with a kubeconfig finds nothing to do, or a wait."""
     done = subprocess.run(
         command(served, "--once", "--metrics-listen", "off"),
         env={"KUBECONFIG": str(served.kubeconfig)},

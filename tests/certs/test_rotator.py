@@ -1,4 +1,4 @@
-"""The loop around the steps: conflicts, killed writes, metrics, events that cannot be created."""
+"""The rotation's loop: write conflicts, kills, metrics, and refused events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Crowd(World):
-    """A cluster in which another client writes the Secret right after it was read, a number of times."""
+    """A cluster in which another client changes the Secret after each of the first reads."""
 
     others = 0
 
     def secret(self) -> Secret:
-        """Return the Secret, which is out of date when it arrives."""
+        """Return the Secret, and then change it."""
         read = self.secret_now
         if self.others:
             self.others -= 1
@@ -33,7 +33,7 @@ class Crowd(World):
 
 
 class Mute(World):
-    """A cluster that takes no events."""
+    """A cluster that refuses events."""
 
     def record(self, event: Event) -> None:
         """Refuse the event."""
@@ -64,7 +64,7 @@ def test_step_is_retried_after_a_conflict() -> None:
 
 
 def test_pass_fails_after_repeated_conflicts() -> None:
-    """Endless conflicts end one pass with the reason, and not the program."""
+    """Endless conflicts fail the pass with the reason, and do not end the program."""
     world = Crowd()
     world.others = 1000
     rotator, _ = rotator_of(world)
@@ -88,7 +88,7 @@ def test_events_are_not_needed() -> None:
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["lost", "written"])
 @pytest.mark.parametrize("write", range(1, 11))
 def test_killed_at_each_write_of_a_rotation(write: int, takes_effect: bool) -> None:
-    """The process dies at its n-th write, before or after it took effect: the next one ends the rotation."""
+    """If the process is killed at its n-th write, before or after its effect, the next process ends the rotation."""
     world = World()
     world.serve()
     world.rotate()
@@ -110,7 +110,7 @@ def test_killed_at_each_write_of_a_rotation(write: int, takes_effect: bool) -> N
 
 
 def test_metrics_show_what_was_seen() -> None:
-    """Expiry, replicas, problems and the step that is due are gauges of the last observation."""
+    """Gauges show expiry, replicas, problems and the due step of the last observation."""
     world = World()
     world.serve()
     world.replicas["b:1"].answers = False
@@ -141,7 +141,7 @@ class Locked(World):
 
 
 def test_pass_whose_write_fails_has_not_succeeded() -> None:
-    """The time of the last pass does not change while the due step cannot be taken, so that an alert fires."""
+    """While a write is refused the time of the last successful pass does not change, so that an alert fires."""
     rotator, metrics = rotator_of(Locked())
     with pytest.raises(ClusterError, match="403"):
         rotator.settle()

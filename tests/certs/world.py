@@ -1,4 +1,4 @@
-"""A cluster in memory for the rotation: its objects, its kubelets and API servers with their delays, and its clock."""
+"""A fake cluster for the rotation: objects, delays of kubelets and API servers, and a clock."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NAME = "corepin-webhook.corepin-system.svc"
-KUBELET_SECONDS = 90.0  # time until a changed Secret is in every pod
-NOTICE_SECONDS = 30.0  # time until every API server has read a changed configuration
+KUBELET_SECONDS = 90.0  # maximum delay of a changed Secret in pods
+NOTICE_SECONDS = 30.0  # maximum delay of a changed webhook configuration in API servers
 
 
 class Killed(Exception):
@@ -31,7 +31,7 @@ class Killed(Exception):
 
 
 class FakeClock:
-    """A clock that tests set; a jump moves the time of day alone."""
+    """A clock set by tests; a jump changes only the time of day."""
 
     def __init__(self, start: datetime = START) -> None:
         self.seconds = 0.0
@@ -42,7 +42,7 @@ class FakeClock:
         return self.start + timedelta(seconds=self.seconds)
 
     def elapsed(self) -> float:
-        """Return the time that only runs forward."""
+        """Return the monotonic time."""
         return self.seconds
 
     def advance(self, **by: float) -> None:
@@ -50,13 +50,13 @@ class FakeClock:
         self.seconds += timedelta(**by).total_seconds()
 
     def jump(self, seconds: float) -> None:
-        """Set the time of day wrong."""
+        """Change the time of day, but not the monotonic time."""
         self.start += timedelta(seconds=seconds)
 
 
 @dataclass
 class Replica:
-    """A webhook: the leaf it shows, None where it does not answer."""
+    """A webhook with its leaf, and whether it can be reached."""
 
     leaf: x509.Certificate | None = None
     answers: bool = True
@@ -64,7 +64,7 @@ class Replica:
 
 @dataclass
 class World:
-    """Everything that a rotation touches, and what depends on it."""
+    """The Secret, webhook configurations, events and replicas of a cluster, with their delays."""
 
     entries: tuple[int, ...] = (1, 3)
     clock: FakeClock = field(default_factory=FakeClock)
@@ -82,7 +82,9 @@ class World:
             for index, count in enumerate(self.entries)
         ]
         self._version = 1
-        self._leaves: list[tuple[float, x509.Certificate]] = []  # since when the Secret holds it
+        self._leaves: list[
+            tuple[float, x509.Certificate]
+        ] = []  # leaves of the Secret with the time of the change
         self._trusted: list[tuple[float, Anchors]] = [(-1e9, frozenset())]
 
     # Reads and writes of the rotation
@@ -96,7 +98,7 @@ class World:
         return tuple(self.configured)
 
     def write_secret(self, change: Change, version: str) -> None:
-        """Change the Secret under its lock."""
+        """Change the Secret if the version matches."""
         is_killed = self._is_killed()
         if not is_killed or self.takes_effect:
             if version != self.secret_now.version:
@@ -106,7 +108,7 @@ class World:
             raise Killed
 
     def write_bundles(self, configuration: Configuration, bundles: Mapping[int, bytes]) -> None:
-        """Change a configuration under its lock."""
+        """Change a configuration if its version matches."""
         is_killed = self._is_killed()
         if not is_killed or self.takes_effect:
             self._replace(configuration, bundles)
@@ -114,7 +116,7 @@ class World:
             raise Killed
 
     def record(self, event: Event) -> None:
-        """Keep the event."""
+        """Record the event."""
         self.events.append(event)
 
     def probe(self) -> dict[str, bytes | None]:
@@ -147,7 +149,7 @@ class World:
     # Actions of other programs
 
     def edit(self, change: Change) -> None:
-        """Change the Secret as another client with the right would."""
+        """Change the Secret as another client."""
         self._version += 1
         data = {**self.secret_now.data, **change.data}
         annotations = {**self.secret_now.annotations, **change.annotations}
@@ -177,29 +179,29 @@ class World:
 
     @property
     def trusted(self) -> Anchors:
-        """Return the authorities in every entry."""
+        """Return the CAs that every entry trusts."""
         held = [
             material.anchors_of(pem) for configuration in self.configured for pem in configuration.bundles
         ]
         return frozenset.intersection(*held) if held else frozenset()
 
     def kubelets_sync(self) -> None:
-        """Bring the Secret into every pod."""
+        """Update the Secret volume of every replica."""
         for replica in self.replicas.values():
             replica.leaf = self.leaf or replica.leaf
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; a kubelet is never later than it may be."""
+        """Let time pass; kubelets update volumes after KUBELET_SECONDS at the latest."""
         self.clock.advance(seconds=seconds)
         if self._leaves and self.clock.seconds - self._leaves[-1][0] > KUBELET_SECONDS:
             self.kubelets_sync()
 
     def cached_leaves(self) -> list[x509.Certificate]:
-        """Return the leaves that a pod may get which starts now: the newest, and those replaced a moment ago."""
+        """Return the leaves that a starting pod may get: the newest, and those replaced within KUBELET_SECONDS."""
         return _lasting(self._leaves, self.clock.seconds - KUBELET_SECONDS)
 
     def untrusted(self) -> list[tuple[x509.Certificate, Anchors]]:
-        """Return each leaf that may be shown now and each view of an API server that would refuse it."""
+        """Return pairs of a leaf that may be served and the CAs of an API server that would refuse it."""
         shown = [replica.leaf for replica in self.replicas.values() if replica.leaf] + self.cached_leaves()
         return [
             (leaf, anchors)
@@ -209,20 +211,20 @@ class World:
         ]
 
     def _views(self) -> list[Anchors]:
-        """Return the trust that API servers may have: the newest bundles, and those replaced a moment ago.
+        """Return the CAs that API servers may trust: the newest, and those replaced within NOTICE_SECONDS.
 
-        Where nothing is trusted that is in its time, nothing serves, and nothing can be broken.
+        Views in which every CA has expired are skipped.
         """
         now = self.clock.now()
         views = _lasting(self._trusted, self.clock.seconds - NOTICE_SECONDS)
         return [view for view in views if any(anchor.not_valid_after_utc > now for anchor in view)]
 
     def rotator(self, settings: RotationSettings | None = None) -> Rotator:
-        """Return a rotation of this world, as a process that just started."""
+        """Return a new rotation of this cluster."""
         return Rotator(self, self.probe, settings or RotationSettings((NAME,)), Metrics(), self.clock)
 
     def serve(self) -> None:
-        """Issue the first certificate and let every replica show it."""
+        """Issue the first certificate and let every replica serve it."""
         self.rotator().settle()
         self.kubelets_sync()
         self.rotator().settle()
@@ -233,12 +235,12 @@ class World:
 
 
 def _lasting(history: list[tuple[float, T]], still: float) -> list[T]:
-    """Return the newest value of a history, and those that were replaced after a moment."""
+    """Return the newest value of a history, and those that were replaced after the time `still`."""
     ends = [*(since for since, _ in history[1:]), float("inf")]
     return [value for (_, value), until in zip(history, ends, strict=False) if until >= still]
 
 
 def foreign() -> dict[str, bytes]:
-    """Return a pair of another issuer."""
+    """Return certificate and key of another issuer."""
     leaf = CA.create(now=START).issue_cert(NAME, now=START)
     return {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
