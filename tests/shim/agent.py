@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
 
 def ok(body: str = ENVIRONMENT) -> bytes:
-    """Return an answer."""
+    """Return a positive answer."""
     return b"ok %d\n%s" % (len(body.encode()), body.encode())
 
 
@@ -81,7 +81,7 @@ class FakeAgent:
             stdin=subprocess.DEVNULL if text is None else None,
             capture_output=True,
             text=True,
-            errors="backslashreplace",  # bytes of the agent's answer, as tests make them
+            errors="backslashreplace",  # because answers of tests contain any bytes
             check=False,
             timeout=SECONDS,
         )

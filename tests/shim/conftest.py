@@ -1,4 +1,4 @@
-"""The built command, and an agent beside it."""
+"""Fixtures: the built command and a fake agent."""
 
 from __future__ import annotations
 

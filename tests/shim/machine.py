@@ -1,4 +1,4 @@
-"""A guest like Kata's: a kernel, and an initial file system with the command and a shell only."""
+"""An emulated guest like Kata's: a kernel and an initramfs with the command and a shell."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SECONDS: Final = 300.0  # five are enough where the emulator has a CPU to itself
+SECONDS: Final = 300.0  # timeout; 5 s on an idle machine
 VCPUS: Final = 3  # each vCPU in its own socket, as with Kata
 KERNEL_OPTIONS: Final = (
     "console=ttyS0 quiet panic=-1 mitigations=off audit=0 nmi_watchdog=0 rcupdate.rcu_expedited=1"
-    " no_timer_check lpj=16000000"  # both wait for ticks, which a busy host delays
+    " no_timer_check lpj=16000000"  # skip checks that need punctual ticks, which a busy host delays
 )
 _FOLDER, _FILE = 0o40755, 0o100755
 
 
 def boot(kernel: Path, folder: Path, files: Mapping[str, bytes], script: str) -> list[str]:
-    """Boot a guest that runs a script as its first process and powers off; return the lines that it printed."""
+    """Boot a guest with a script as its init; return the script's lines."""
     image, console = folder / "initrd", folder / "console"
     image.write_bytes(initrd({**files, "bin/busybox": _busybox(), "init": script.encode()}))
     command = [
@@ -51,7 +51,7 @@ def _busybox() -> bytes:
 
 
 def initrd(files: Mapping[str, bytes]) -> bytes:
-    """Return an archive of files and the folders above them, as the kernel unpacks it."""
+    """Return a cpio archive of files and their parent folders."""
     folders = {parent for name in files for parent in _parents(name)} | {"proc", "sys", "dev"}
     entries = [(name, _FOLDER, b"") for name in sorted(folders)]
     entries += [(name, _FILE, content) for name, content in files.items()]

@@ -25,7 +25,7 @@ root=$1; user=$2; shift 2; exec /usr/sbin/chroot --userspec="$user" "$root" "$@"
 
 @dataclass(frozen=True)
 class Root:
-    """The root of a container, with the install directory in it and nothing else."""
+    """The root of a container, which contains only the install directory."""
 
     folder: Path
 

@@ -58,7 +58,7 @@ def test_it_needs_no_loader_and_no_library(built: Path) -> None:
 
 
 def test_no_memory_is_both_written_and_executed(built: Path) -> None:
-    """No segment is writable and executable, and data that is set at start is read-only afterwards."""
+    """No segment is writable and executable, the stack is not executable, and RELRO is set."""
     headers = dict(program_headers(built.read_bytes()))
     assert RELRO in headers
     assert not headers[STACK] & EXECUTABLE
@@ -69,7 +69,7 @@ def test_no_memory_is_both_written_and_executed(built: Path) -> None:
 @pytest.mark.runtime
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is such a machine")
 def test_it_runs_on_arm64(arm64: Path) -> None:
-    """The arm64 binary asks the agent and executes the command, under an emulator."""
+    """Under an emulator the arm64 binary sends its request and executes the command."""
     emulated = ["sh", "-c", f'exec {EMULATOR} "$@"', "sh"]
     with fake_agent(arm64) as agent:
         words = ["isolate", "--pool=exclusive", "printenv", "--", "CMK_CPUS_ASSIGNED"]
@@ -103,7 +103,7 @@ def test_sources_are_small(path: Path) -> None:
 
 
 def test_every_file_is_described() -> None:
-    """The folder's page has a line for each source file."""
+    """shim/README.md has a line for each source file."""
     listed = re.findall(r"^\| `(\w+\.c)` \|", Path("shim/README.md").read_text(), re.MULTILINE)
 
     assert sorted(listed) == [path.name for path in SOURCES if path.suffix == ".c"]

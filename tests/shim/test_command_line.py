@@ -145,7 +145,7 @@ def test_wrong_arguments_are_refused_without_a_request(agent: FakeAgent, words: 
 
 
 def test_flags_of_older_versions_are_accepted_with_a_warning(agent: FakeAgent) -> None:
-    """CMK's own examples still pass --conf-dir, which does nothing, like --namespace."""
+    """--conf-dir, which CMK's examples use, and --namespace have no effect but a warning."""
     done = agent.run(
         "isolate", "--conf-dir=/etc/cmk", "--namespace", "telco", "--pool=exclusive", "echo", "--", "Hello"
     )
@@ -171,7 +171,7 @@ def test_help_is_shown(no_agent: FakeAgent, words: list[str]) -> None:
 
 
 def test_version_is_that_of_the_contract_and_our_own(no_agent: FakeAgent) -> None:
-    """The version has CMK's, which scripts parse, and corepin's own."""
+    """--version prints CMK's version first, because scripts parse it, and then corepin's."""
     assert no_agent.run("--version").stdout == "CMK v1.5.2 (corepin 0.1.0)\n"
 
 

@@ -60,7 +60,7 @@ def test_stopped_container_handles_the_signal(containerd: Containerd, agent: Fak
 def test_command_that_ignores_signals_as_process_1_stops_below_one(
     containerd: Containerd, agent: FakeAgent
 ) -> None:
-    """With CMK_INIT=1 a container of a plain `sleep` ends at SIGTERM, which `sleep` as process 1 would ignore."""
+    """With CMK_INIT=1 `sleep` ends at SIGTERM; as process 1 it would ignore the signal."""
     words = ("busybox", "--", "sleep", "10000")
     container = run(containerd, agent, *words, CMK_INIT="1")
     until("the command", lambda: len(agent.asked) == 2)

@@ -1,4 +1,4 @@
-"""Fuzzing the shim with agents' answers and guests' files: no access out of bounds, crash or endless loop."""
+"""Fuzz tests of the shim's parsers for answers and files: no out-of-bounds access, crash or endless loop."""
 
 from __future__ import annotations
 

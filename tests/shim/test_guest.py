@@ -1,4 +1,4 @@
-"""`cmk isolate` in the guest of a Kata pod: without an agent, with the pod's status in a file and sysfs."""
+"""`cmk isolate` in the guest of a Kata pod, which has no agent but a file with the pod's status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture
 def root(root: Root) -> Root:
-    """Return a root of a guest with two sockets, numbered in reverse."""
+    """Return the root of a guest with two sockets, whose CPU numbers are in reverse order."""
     root.add_busybox()
     write_topology(root, {0: (1, 0, "0"), 1: (0, 0, "1")})
     return root
@@ -49,7 +49,7 @@ def write_topology(root: Root, places: dict[int, tuple[int, int, str]]) -> None:
 
 
 def status(*places: tuple[int, int, int], **vcpus: list[int] | None) -> dict[str, Any]:
-    """Return a pod's status with the guest's place of each vCPU, and the vCPUs of containers; None: without a claim."""
+    """Return a pod's status with each vCPU's place in the guest and the containers' vCPUs; None is no claim."""
     claimed: dict[str, Any] = {"policy": "exclusive", "cpus": "2-3", "pinned": True}
     containers = {
         name: claimed | {"vcpus": ranks} if ranks is not None else {"pinned": False}
@@ -81,7 +81,7 @@ def test_it_pins_itself_to_the_vcpus_of_its_container(root: Root, ranks: list[in
 
 
 def test_lower_number_is_the_first_thread_of_a_core(root: Root) -> None:
-    """In a guest with two threads per core the lower number is the first thread."""
+    """In a guest with two threads per core the CPU with the lower number is the first thread."""
     write_topology(root, {0: (0, 0, "0-1"), 1: (0, 0, "0-1")})
     root.write(FILE, json.dumps(status((0, 0, 0), (0, 0, 1), main=[1])))
 
@@ -158,7 +158,7 @@ def test_without_a_map_it_starts_unpinned_and_says_so(root: Root, text: str, rea
 
 
 def together(vcpus: int, **held: str) -> str:
-    """Return the status of a pod of which only one container runs yet, on two CPUs."""
+    """Return the status of a pod whose vCPUs are not pinned one to one, with its containers' CPUs."""
     containers = {name: {"policy": "exclusive", "cpus": cpus} for name, cpus in held.items()}
     machine = {"vcpus": ["2-3"] * vcpus, "oneToOne": False, "reason": "its numbers differ"}
     return json.dumps({"containers": containers, "vm": machine})

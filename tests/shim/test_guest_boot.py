@@ -72,15 +72,15 @@ poweroff -f
 
 
 class Case(NamedTuple):
-    """Environment and kernel mask of one command."""
+    """Outcome of one command in the guest."""
 
     code: str
-    seen: str  # its environment, and where its kernel lets it run
+    seen: str  # its environment, and its affinity in the kernel
     said: str
 
 
 def status(vcpus: int, live: Mapping[str, CPUSet], to_come: Mapping[str, CPUSet] | None = None) -> bytes:
-    """Return the status of a pod whose containers hold these CPUs, while each vCPU still runs on all of them."""
+    """Return the agent's status of a sandbox with `live` containers, and containers that start later."""
     cpus = union(live.values())
     masks = sandbox_masks(VMSeen((cpus,) * vcpus, cpus, cpus), cpus, cpus)
     places = [guest_id(index, 1, 1, is_apic=True) for index in range(VCPUS)]
@@ -157,7 +157,7 @@ def test_container_without_a_claim_is_refused(cases: Mapping[str, Case]) -> None
 
 
 def test_map_that_comes_later_is_waited_for(cases: Mapping[str, Case]) -> None:
-    """After an empty file and a status of some containers, the command starts pinned by the complete status."""
+    """The command waits until the status file is complete, and then starts pinned."""
     code, seen, said = cases["late"]
     assert (code, seen) == ("0", "0,2 5 0,1,2 0,1,2 on 0,2")
     assert said.startswith("cmk: waiting up to 600 s ")

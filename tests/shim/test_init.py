@@ -1,4 +1,4 @@
-"""`cmk isolate` with `CMK_INIT=1`: process 1 stays, and the command is its child."""
+"""`cmk isolate` with `CMK_INIT=1`: the shim stays process 1 as an init, and the command is its child."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_command_is_the_child_and_has_the_claim(agent: FakeAgent) -> None:
 
 
 def test_process_1_is_not_taken_for_intel_cmk(agent: FakeAgent) -> None:
-    """Process 1 is not named as Intel's program, of which `corepin doctor` warns as a writer of cpusets."""
+    """The name of process 1 differs from Intel's program, about which `corepin doctor` warns."""
     process = start(agent, "sleep", "--", "10000")
     until("the command", lambda: children_of(first_of(process)) == ["sleep"])
     name = Path(f"/proc/{first_of(process)}/comm").read_text(encoding="ascii").strip()
@@ -208,7 +208,7 @@ def test_orphans_are_collected(agent: FakeAgent) -> None:
     until_equal("process 1's children", lambda: children_of(first_of(process)), ["sh"])
 
     process.communicate("end\n", timeout=SECONDS)
-    assert process.returncode in {0, 1}  # of `read` at the end of the input
+    assert process.returncode in {0, 1}  # that of `read` at the end of the input
 
 
 def test_command_may_use_what_its_container_may(agent: FakeAgent) -> None:
@@ -254,7 +254,7 @@ def test_terminal_belongs_to_the_command(agent: FakeAgent) -> None:
 
 
 def test_process_1_that_cannot_leave_the_cores_says_so(agent: FakeAgent) -> None:
-    """With strictThreads process 1 cannot leave the command's cores: it prints so, and the command starts."""
+    """If process 1 cannot leave the command's cores (strictThreads), it prints a message and starts the command."""
     agent.answers = [error("Pool infra is not for a container with cores of its own"), ok()]
     code, out, err = run(agent, "echo", "started")
 

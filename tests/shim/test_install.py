@@ -54,7 +54,7 @@ def test_the_command_is_installed_once(folder: Path, source: Path) -> None:
     ids=["another", "mode", "empty"],
 )
 def test_another_file_is_replaced(folder: Path, source: Path, text: str, mode: int) -> None:
-    """A file of another version or mode, or a partial one, is replaced; processes with the old file open keep it."""
+    """A file with another content or mode is replaced; processes that have the old file open keep it."""
     folder.mkdir(parents=True)
     (folder / "cmk").write_text(text)
     (folder / "cmk").chmod(mode)

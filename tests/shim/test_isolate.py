@@ -35,7 +35,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def test_environment_is_what_the_agent_says(agent: FakeAgent) -> None:
-    """The command's environment has the four variables of the answer instead of older ones, and its own."""
+    """The command has its own environment, with the four variables of the answer set or replaced."""
     env = {"CMK_CPUS_ASSIGNED": "7", "MINE": "kept"}
     done = agent.run("isolate", "--pool=exclusive", "env", env=env)
 
@@ -265,7 +265,7 @@ def test_waiting_ends_with_a_signal(no_agent: FakeAgent) -> None:
 
 
 def test_several_shims_are_answered_at_once(agent: FakeAgent) -> None:
-    """Several shims have a connection each and are answered concurrently."""
+    """Several shims use one connection each and are answered concurrently."""
     results: list[int] = []
     threads = [
         threading.Thread(target=lambda: results.append(agent.run(*SHARED, "true").returncode))
