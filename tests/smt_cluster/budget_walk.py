@@ -1,4 +1,4 @@
-"""Inside the guest: a pod with a budget that its user resizes in place, beside a pod without one."""
+"""Inside the guest: in-place resize of a pod with a budget, beside a pod without one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def allocated(cluster: Cluster) -> str | None:
 
 
 def look(cluster: Cluster, budget: int) -> None:
-    """Report the CPUs of each container in the kernel, once the agent reports the same for this budget."""
+    """Wait until the agent has applied this budget, and report the kernel's CPUs of each container."""
     cluster.until(f"a budget of {budget} CPUs is pinned", lambda: is_pinned(cluster, budget))
     seen = {name: cluster.pod(name)["kernel"] for name in (NAME, BYSTANDER)}
     report("budget", budget=budget, pool=pool(cluster), **seen[NAME], bystander=seen[BYSTANDER][MAIN])
@@ -68,7 +68,7 @@ def look(cluster: Cluster, budget: int) -> None:
 
 
 def is_pinned(cluster: Cluster, budget: int) -> bool:
-    """Return whether the agent reports a budget, and the kernel has every container where the agent reports it."""
+    """Return whether the agent reports this budget, and the kernel has the reported CPUs of every container."""
     shared = cluster.node()["pools"]["shared"]
     return (
         pool(cluster).get("budget") == budget

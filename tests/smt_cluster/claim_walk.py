@@ -1,6 +1,6 @@
 """Inside the guest: claims and pods of other projects, with corepin's component `dra` and a driver of hugepages.
 
-Of corepin only the agents run: claims need no webhook, whose start takes four minutes here.
+Only corepin's agents run, because claims need no webhook, whose start takes four minutes here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WEBHOOK: Final = {"Deployment", "MutatingWebhookConfiguration", "ValidatingWebho
 
 
 def walk(cluster: Cluster) -> None:
-    """Run the pods of each project in turn, and then one with a budget, because this machine has room for its growth."""
+    """Run the pods of each project in turn, and then a pod with a budget, which can grow on this machine."""
     with claim_driver(HUGEPAGES, KUBELET_FILES / "root", cluster.api) as registered:
         install(cluster)
         cluster.until("the other driver is registered", registered.is_set)
@@ -56,8 +56,8 @@ def walk(cluster: Cluster) -> None:
 
 
 def install(cluster: Cluster) -> None:
-    """Apply the manifests, and make the slice of the other driver and the classes of other projects."""
-    Path("/run/nri").symlink_to(RUNTIME / "nri")  # where the manifests look for it
+    """Apply the manifests, and create the other driver's slice and the other projects' DeviceClasses."""
+    Path("/run/nri").symlink_to(RUNTIME / "nri")  # the path in the manifests
     components = tuple(CHECKOUT / "manifests/components" / name for name in COMPONENTS)
     overlay = installed.write_overlay(Path("/run/overlay"), components=components)
     documents = yaml.safe_load_all(cluster.api.kubectl("kustomize", str(overlay)).stdout)
@@ -116,7 +116,7 @@ def reported(cluster: Cluster) -> set[str]:
 
 
 def first(cluster: Cluster, container: str) -> str:
-    """Return the CPUs that a container logged by its first line, empty before."""
+    """Return the CPUs in the first line of a container's log; empty before it."""
     uid = cluster.get(f"{PODS}/{NAME}")["metadata"]["uid"]
     file = KUBELET_FILES / "logs" / f"default_{NAME}_{uid}" / container / "0.log"
     with suppress(FileNotFoundError):
@@ -126,7 +126,7 @@ def first(cluster: Cluster, container: str) -> str:
 
 
 def seen(cluster: Cluster, container: str, its: str) -> dict[str, Any]:
-    """Return a container's CPUs by its first line, its cgroup and its tasks, its quota, and its variables of claims."""
+    """Return a container's CPUs (first line, cgroup, tasks), its quota, and its claims' environment variables."""
     [folder] = CGROUPS.rglob(its)
     shell = (folder / "cgroup.procs").read_text().split()[0]
     entries = Path(f"/proc/{shell}/environ").read_text().split("\0")

@@ -1,4 +1,4 @@
-"""Inside the guest: Intel CMK's commands and pods, as its users know them, on corepin's overlay `cmk`."""
+"""Inside the guest: Intel CMK's commands and example pods on corepin's overlay `cmk`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def walk(cluster: Cluster) -> None:
 
 
 def install(cluster: Cluster) -> None:
-    """Apply what `cluster-init` prints, with patience, and label the node as it says."""
+    """Apply the output of `cluster-init` with longer timeouts, and label the node."""
     folder = Path("/run/overlay")
     (folder / "printed").mkdir(parents=True)
     (folder / "printed/cmk.yaml").write_text(corepin(cluster, "cmk", "cluster-init", *FLAGS))
@@ -59,7 +59,7 @@ def install(cluster: Cluster) -> None:
 
 
 def look(cluster: Cluster) -> None:
-    """Look at the node by CMK's commands, and at the agent's reports by CMK's names."""
+    """Run CMK's commands about the node, and get the agent's reports by their CMK names."""
     corepin(cluster, "cmk", "discover", "--node", NODE)
     report("described", step="look", pools=described(cluster))
     corepin(cluster, "cmk", "node-report", "--node", NODE)
@@ -67,13 +67,13 @@ def look(cluster: Cluster) -> None:
 
 
 def described(cluster: Cluster) -> dict[str, Any]:
-    """Return CMK's pools, as they are described."""
+    """Return the pools that `cmk describe` prints."""
     pools: dict[str, Any] = json.loads(corepin(cluster, "cmk", "describe", "--node", NODE))["pools"]
     return pools
 
 
 def examples(cluster: Cluster) -> None:
-    """Run CMK's example pods to their end, unchanged: those for its webhook, and those that mount all by themselves."""
+    """Run CMK's example pods unchanged: those for its webhook, and those with mounts of their own."""
     for file in (PODS, PODS_WITHOUT_WEBHOOK):
         cluster.kubectl("create", "-f", str(file))
     for file in (PODS, PODS_WITHOUT_WEBHOOK):
@@ -81,7 +81,7 @@ def examples(cluster: Cluster) -> None:
 
 
 def see_end(cluster: Cluster, file: Path, step: str) -> None:
-    """Wait until every pod of a file has ended, report what each said, and delete them."""
+    """Wait until every pod of a file has ended, report its logs, and delete the pods."""
     for pod in yaml.safe_load_all(file.read_text(encoding="utf-8")):
         name = pod["metadata"]["name"]
         cluster.until(f"{name} ends", lambda name=name: seen(cluster, name)["status"].get("phase") in FINAL)  # type: ignore[misc]
@@ -113,7 +113,7 @@ def said(pod: str, container: str) -> str:
 
 
 def hold(cluster: Cluster) -> None:
-    """Let a wrapped command run on, and look at it as CMK's operators and as the kernel do."""
+    """Start a wrapped command, and report its pid, cores, kernel mask and environment."""
     cluster.kubectl("create", "-f", "-", stdin=json.dumps(held()))
     cluster.until("the command is wrapped", lambda: wrapped(cluster))
     ((pid, cpus),) = wrapped(cluster).items()
@@ -149,14 +149,14 @@ def held() -> dict[str, Any]:
 
 
 def config(cluster: Cluster) -> dict[str, Any]:
-    """Return CMK's pools from its ConfigMap, empty while there is none; asking the command so often takes too long."""
+    """Return CMK's pools from its ConfigMap, which is faster than the command; empty without one."""
     answer = cluster.client.get(f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/cmk-config-{NODE}")
     found: dict[str, Any] = yaml.safe_load(answer.json().get("data", {}).get("config", "{}"))
     return found
 
 
 def holders(cluster: Cluster) -> dict[str, list[str]]:
-    """Return the holders of each core of the exclusive pool that is not free."""
+    """Return the tasks of each occupied core of the exclusive pool."""
     return {
         cpus: tasks
         for lists in config(cluster)["exclusive"].values()
@@ -166,9 +166,9 @@ def holders(cluster: Cluster) -> dict[str, list[str]]:
 
 
 def wrapped(cluster: Cluster) -> dict[int, list[str]]:
-    """Return the cores of the exclusive pool by wrapped command.
+    """Return the exclusive cores of each wrapped command by pid.
 
-    Until a command is wrapped, its container is listed by its first process, or by 1.
+    Before the command is wrapped, the pool lists its container's first process, or 1.
     """
     found: dict[int, list[str]] = {}
     for cpus, tasks in holders(cluster).items():
@@ -200,7 +200,7 @@ def kill(cluster: Cluster) -> None:
 
 
 def remembers_ends() -> bool:
-    """Return whether the kernel knows how a process ended after its parent has collected it (Linux 6.15)."""
+    """Return whether the kernel keeps the exit status of reaped processes (pidfd, Linux 6.15)."""
     major, minor, *_ = (int(number) for number in re.findall(r"\d+", os.uname().release))
     return (major, minor) >= (6, 15)
 
@@ -212,7 +212,7 @@ def reclaimed(cluster: Cluster) -> list[int]:
 
 
 def without_webhook(cluster: Cluster) -> None:
-    """Run CMK's pods for clusters without its webhook where there is none."""
+    """Delete the webhook's configuration, and run CMK's example pods for clusters without a webhook."""
     registrations = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
     cluster.kubectl("delete", registrations, "zz-corepin")
     cluster.until("nothing is injected", lambda: not is_injected(cluster))
@@ -227,7 +227,7 @@ def is_injected(cluster: Cluster) -> bool:
 
 
 def uninstall(cluster: Cluster) -> None:
-    """Take the node back, as its operator does."""
+    """Uninstall corepin from the node."""
     corepin(cluster, "cmk", "uninstall", f"--host-list={NODE}", "--apply")
     node = cluster.get(f"/api/v1/nodes/{NODE}")
     report(

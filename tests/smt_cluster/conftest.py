@@ -1,4 +1,4 @@
-"""Boot the machine once, walk through everything, and show at the end what people typed and read."""
+"""Fixtures: the reports of scenarios in emulated machines, each booted once; the summary prints their commands."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 FOUR_CORES = GuestMachine(
     "8,sockets=1,cores=4,threads=2", "6G", seconds=5400
-)  # 13 minutes with one CPU to itself
-# Four cores of CMK's exclusive pool, one shared, one outside of isolcpus, one reserved. Eleven minutes, and one to start.
+)  # runs 13 minutes on one idle CPU
+# Four exclusive cores, one shared, one outside of isolcpus, one reserved. Runs 12 minutes, one of them for the boot.
 SEVEN_CORES = GuestMachine("14,sockets=1,cores=7,threads=2", "6G", seconds=5400)
-# Claims of 11 CPUs on the first NUMA node, whose first core is reserved, and a claim of 3 on the second one: two of the
-# eight cores that its socket has room for.
+# Claims need 11 CPUs on the first NUMA node, whose first core is reserved, and 3 CPUs on the second one, which has two
+# of its eight possible cores.
 TWO_NUMA_NODES = GuestMachine(
     "20,sockets=2,cores=8,threads=2,maxcpus=32", "6G", ("4G,cpus=0-15", "2G,cpus=16-31"), seconds=5400
 )
-# A CPU for each pod, and five for kubelet, runtime and agent. It boots within a minute, and its pods take five. With 109
-# pods an emulated kubelet answers most calls later than the agent waits.
+# A CPU for each pod, and five for kubelet, runtime and agent. The boot takes one minute, the pods take five. With 109
+# pods most calls of an emulated kubelet exceed the agent's timeout.
 MANY_CPUS = GuestMachine(
     "128,sockets=2,cores=64,threads=1",
     "6G",
@@ -49,7 +49,7 @@ _REPORTS = pytest.StashKey[list[Report]]()
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that needs the walk; its servers are built beforehand."""
+    """Mark every test that needs a scenario's report, so that its servers are built first."""
     for item in items:
         if WALKS & set(getattr(item, "fixturenames", ())) and item.path.parent.name == "smt_cluster":
             for marker in ("smt_cluster", "server", "runtime"):
@@ -58,30 +58,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return the report of the walk through a cluster on a machine of four cores with two threads each."""
+    """Return the report of the main scenario, on a machine of four cores with two threads each."""
     return _boot(request.config, "tests.smt_cluster.walk", tmp_path_factory, FOUR_CORES)
 
 
 @pytest.fixture(scope="session")
 def cmk_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return the report of the walk with CMK's commands and pods on a machine of seven cores."""
-    built()  # the agent installs it
+    """Return the report of the scenario with CMK's commands and pods, on a machine of seven cores."""
+    built()  # the command `cmk`, which the agent installs
     return _boot(request.config, "tests.smt_cluster.cmk_walk", tmp_path_factory, SEVEN_CORES)
 
 
 @pytest.fixture(scope="session")
 def claim_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return the report of the walk with pods of ResourceClaims on a machine of two NUMA nodes."""
+    """Return the report of the scenario with ResourceClaims, on a machine of two NUMA nodes."""
     return _boot(request.config, "tests.smt_cluster.claim_walk", tmp_path_factory, TWO_NUMA_NODES)
 
 
 @pytest.fixture(scope="session")
 def device_walk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Return the report of many pods with a device that start at once on a machine of 128 CPUs."""
-    # Imported here, because the code for nodes takes a moment to import.
+    """Return the report of the scenario in which many pods with devices start at once, on 128 CPUs."""
+    # Imported late, because the import is slow.
     from tests.smt_cluster.device_walk import FOLDER, pods
 
-    cache = cache_folder().parent  # which the guest sees, unlike /tmp
+    cache = cache_folder().parent  # because the guest does not see the host's /tmp
     with TemporaryDirectory(dir=cache, prefix="outside-") as name, servers_outside(Path(name)) as server:
         server.create_namespace("corepin-agent")
         with server.client() as client:
@@ -107,7 +107,7 @@ def _boot(
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Show every command of the walks with its answer, and when each part was over."""
+    """Print every command of the scenarios with its output, and the time of each step."""
     for report in config.stash.get(_REPORTS, []):
         _show(terminalreporter, report)
 

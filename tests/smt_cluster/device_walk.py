@@ -1,6 +1,6 @@
-"""Inside the guest: pods with a device and a CPU of their own each, all bound to the node within a moment.
+"""Inside the guest: many pods, each with a device and an exclusive CPU, that are bound to the node at once.
 
-API server and scheduler are on the host, and the agent is a process, because emulation makes each of them slower.
+API server and scheduler run on the host, and the agent is a plain process, because emulation is slow.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "OUTSIDE"  # environment variable with the folder that describes the servers
 AGENT: Final = Path("/run/agent")
-# The host has a few CPUs for all of the guest's. If runtimes of a hundred containers ran on as many of them, kubelet
-# and agent would have a hundredth of the host. The containers run on their own CPUs.
+# The host emulates all guest CPUs on a few of its own. Runtime, kubelet and agent are confined, so that the runtime of
+# many containers does not starve the others.
 RUNTIME_CPUS, KUBELET_CPUS, AGENT_CPUS = map(CPUSet.parse, ("0-1", "2-3", "4"))
-DEVICES: Final = 60  # of each NUMA node
-START_SECONDS: Final = 3000.0  # of all pods
-REFUSED: Final = "CreateContainerError"  # in the kubelet's log, once for each attempt
+DEVICES: Final = 60  # devices on each NUMA node
+START_SECONDS: Final = 3000.0  # timeout for the start of all pods
+REFUSED: Final = "CreateContainerError"  # a line of the kubelet's log for each failed creation
 RESULTS: Final = ("ok", "later", "refused", "too_large")
 _SAMPLE_SECONDS: Final = 1.0
 
 
 def pods(number: int, policy: str) -> Iterator[dict[str, Any]]:
-    """Yield pods with one CPU and one device each, of both NUMA nodes in turn; they wait for an untainted node."""
+    """Yield pods with one CPU and one device each, with devices of both NUMA nodes in turn."""
     for at in range(number):
         annotations = {CRANE_CPU_MANAGER: "exclusive", f"{DEVICE_POLICY}/pod": policy}
         document = pod(f"pod-{at}", annotations, cpu="1")
@@ -68,7 +68,7 @@ class Started:
 
 def begin(stack: ExitStack) -> Started:
     """Start kubelet, runtime, agent and device plugins beside the servers on the host."""
-    os.environ["GOMAXPROCS"] = "2"  # as for the other walks: the host has few CPUs
+    os.environ["GOMAXPROCS"] = "2"  # as in the other scenarios, because the host has few CPUs
     os.sched_setaffinity(0, AGENT_CPUS)  # of this process and of the agent
     machine.prepare()
     machine.make_door(DOOR)
@@ -86,7 +86,7 @@ def begin(stack: ExitStack) -> Started:
 
 
 def walk(node: Started) -> None:
-    """Let the scheduler bind all pods, and report their first lines and the agent's calls of the kubelet."""
+    """Let the scheduler bind all pods; report their first log lines and the agent's calls to the kubelet."""
     pods = node.client.get(PODS).raise_for_status().json()["items"]
     uids = {it["metadata"]["name"]: it["metadata"]["uid"] for it in pods}
     untaint(node.client)
@@ -97,7 +97,7 @@ def walk(node: Started) -> None:
 
 
 def limited(cpus: CPUSet) -> tuple[str, ...]:
-    """Return the prefix of a command line that runs on some CPUs."""
+    """Return the prefix of a command line that confines it to some CPUs."""
     return ("taskset", "--cpu-list", str(cpus))
 
 
@@ -125,7 +125,7 @@ def start_agent(stack: ExitStack, api: ApiServer, containerd: Containerd, kubele
 
 
 def offer_devices(stack: ExitStack, cluster: Cluster) -> None:
-    """Offer devices of both NUMA nodes, and wait until the node has them."""
+    """Register device plugins of both NUMA nodes, and wait until the node has their devices."""
     folder = KUBELET / "device-plugins"
     cluster.until("the kubelet serves device plugins", (folder / "kubelet.sock").exists)
     resources = [resource_on(number) for number in (0, 1)]
@@ -140,14 +140,14 @@ def offer_devices(stack: ExitStack, cluster: Cluster) -> None:
 
 
 def untaint(client: httpx.Client) -> None:
-    """Remove the taints of a new node, which a controller manager removes in other clusters."""
+    """Remove the taints of a new node, because no controller manager runs."""
     patch = [{"op": "remove", "path": "/spec/taints"}]
     headers = {"Content-Type": "application/json-patch+json"}
     client.patch(f"/api/v1/nodes/{NODE}", json=patch, headers=headers).raise_for_status()
 
 
 def watch(node: Started, number: int) -> list[dict[str, float]]:
-    """Return the number of the agent's calls of the kubelet from time to time, until all pods have a first line."""
+    """Sample the number of the agent's calls to the kubelet until all pods have logged a line."""
     samples, deadline = [], time.monotonic() + START_SECONDS
     while True:
         started = sum(1 for file in node.kubelet.logs.glob("*/main/0.log") if file.stat().st_size)
@@ -158,12 +158,12 @@ def watch(node: Started, number: int) -> list[dict[str, float]]:
 
 
 def calls(agent: AgentProcess) -> dict[str, float]:
-    """Return the number of the agent's calls of the kubelet by result."""
+    """Return the number of the agent's calls to the kubelet by result."""
     return {it: agent.metric("corepin_agent_podresources_calls_total", result=it) for it in RESULTS}
 
 
 def birth(kubelet: Kubelet, name: str, uid: str) -> dict[str, Any]:
-    """Return the lines of a pod's container, and the kubelet's messages about its refusals."""
+    """Return the log of a pod's container, and the kubelet's log lines about refused creations."""
     file = kubelet.logs / f"default_{name}_{uid}" / "main" / "0.log"
     lines = file.read_text().splitlines() if file.exists() else []
     log = kubelet.daemon.log_file.read_text() if kubelet.daemon else ""

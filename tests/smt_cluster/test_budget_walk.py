@@ -1,4 +1,4 @@
-"""A pod with a budget on a real cluster of one node with ten cores of two threads, whose budget is resized in place."""
+"""In-place resize of a pod's budget on a real cluster of one node with ten cores of two threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_pool_is_the_budget_less_the_slice(claim_walk: Report) -> None:
 
 
 def test_resize_of_the_budget_keeps_the_slice_and_cpus_of_the_pool(claim_walk: Report) -> None:
-    """The slice stays where it is; the pool grows by further CPUs and shrinks to some of its own."""
+    """A resize keeps the slice's CPUs; the pool keeps its CPUs when it grows, and a subset of them when it shrinks."""
     looks = claim_walk.all("budget")
     assert len({look[MAIN]["cpuset"] for look in looks}) == 1
     first, grown, shrunk = (cpus_of(look[POOLED]) for look in looks)

@@ -45,7 +45,7 @@ def test_walk_comes_to_its_end(claim_walk: Report) -> None:
 def test_container_runs_on_its_claim_from_its_first_line_on(
     claim_walk: Report, shape: str, named: Named
 ) -> None:
-    """Variable, cpuset, tasks and first line are the claim's CPUs: whole cores of one NUMA node, all that is consumed."""
+    """Variable, cpuset, tasks and first line are the claim's CPUs: all allocated ones, in whole cores of one NUMA node."""
     found = seen(claim_walk, shape)
     container, claim = found["containers"][named.container], found["claims"][named.claim]
     own = cpus_of(container)
@@ -80,7 +80,7 @@ def test_limit_below_the_claim_stays_a_quota(
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES.items(), ids=SHAPES)
 def test_no_other_container_runs_there(claim_walk: Report, name: str, shape: Shape) -> None:
-    """No CPU of a claim belongs to another claim, or to a container without one, whose variables are none."""
+    """A claim shares no CPU with another claim or with containers without a claim, which get no claim variables."""
     containers = seen(claim_walk, name)["containers"]
     cpus = {it: cpus_of(container) for it, container in containers.items()}
     assert cpus.keys() == {*(it.container for it in shape.named), *shape.others}
@@ -89,7 +89,7 @@ def test_no_other_container_runs_there(claim_walk: Report, name: str, shape: Sha
 
 
 def test_claim_of_two_drivers_has_results_of_both(claim_walk: Report) -> None:
-    """The claim with guest memory has a device of the driver of hugepages on the NUMA node of its CPUs."""
+    """A claim of two drivers has CPUs and hugepages of the same NUMA node."""
     [name] = [name for name, shape in SHAPES.items() if shape is VEP_152_MEM]
     [claim] = seen(claim_walk, name)["claims"].values()
     results = claim["status"]["allocation"]["devices"]["results"]

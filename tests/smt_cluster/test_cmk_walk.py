@@ -14,7 +14,7 @@ STEPS = ["start", "install", "look", "examples", "hold", "kill", "without_webhoo
 
 
 def pools(walk: Report, step: str) -> Any:
-    """Return CMK's pools as they were described at one moment."""
+    """Return CMK's pools as described at one step."""
     (found,) = [it["pools"] for it in walk.all("described") if it["step"] == step]
     return found
 
@@ -32,7 +32,7 @@ def test_walk_comes_to_its_end(cmk_walk: Report) -> None:
 
 
 def test_node_is_cut_as_cmk_cut_it(cmk_walk: Report) -> None:
-    """Four exclusive cores, one shared, one outside of isolcpus; the reserved one and nothing else is infra."""
+    """The pools equal CMK's: four exclusive cores, one shared, one outside of isolcpus, and the reserved one in infra."""
     described = pools(cmk_walk, "look")
     assert lists(described, "exclusive") == {f"{cpu},{cpu + 1}": [] for cpu in (2, 4, 6, 8)}
     assert lists(described, "shared") == {"10,11": []}
@@ -58,7 +58,7 @@ NON_ISOLCPUS = {"exclusive-non-isolcpus": "Exclusive-Non-Isolcpus"}
 def test_example_pods_run_unchanged(
     cmk_walk: Report, step: str, pod: str, expected: dict[str, str], *, injected: bool
 ) -> None:
-    """Each container prints what its command echoes, its obsolete flag causes a warning, and the pod succeeds."""
+    """Each example pod succeeds with the output of its command, and its obsolete flag causes a warning."""
     (seen,) = [it for it in cmk_walk.all("example") if (it["step"], it["pod"]) == (step, pod)]
     assert (seen["phase"], seen["injected"]) == ("Succeeded", injected)
     assert seen["said"].keys() == {f"cmk-isolate-{pool}" for pool in expected}
@@ -69,7 +69,7 @@ def test_example_pods_run_unchanged(
 
 
 def test_wrapped_command_is_pinned_and_described(cmk_walk: Report) -> None:
-    """The command itself has the pid, its two cores, and CMK's variables; no other task is on them."""
+    """The reported pid is the wrapped command's, which runs alone on its two cores with CMK's variables."""
     seen = cmk_walk.one("held")
     mine = CPUSet(int(cpu) for cpus in seen["cpus"] for cpu in cpus.split(","))
     assert seen["command"] == ["sleep", "1000000"]
@@ -93,6 +93,6 @@ def test_killed_command_gives_its_cores_back(cmk_walk: Report) -> None:
 
 
 def test_uninstall_leaves_nothing_on_the_node(cmk_walk: Report) -> None:
-    """Labels, annotations, taint and the command of containers are gone."""
+    """After the uninstall the node has no labels, annotations, taint or `cmk` command of corepin."""
     left = cmk_walk.one("left")
     assert {name: found for name, found in left.items() if found} == {}

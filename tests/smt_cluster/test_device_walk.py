@@ -10,7 +10,7 @@ from tests.smt_cluster.conftest import MANY_PODS
 from tests.smt_cluster.device_walk import RESULTS
 
 NUMA_NODES = [CPUSet.parse("0-63"), CPUSet.parse("64-127")]
-MEAN, BURST = 5, 10  # calls of the kubelet in a second
+MEAN, BURST = 5, 10  # calls to the kubelet per second
 
 
 def first_cpus(walk: Report) -> dict[str, CPUSet]:

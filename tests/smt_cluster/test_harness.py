@@ -1,4 +1,4 @@
-"""The harness itself, without a machine."""
+"""Unit tests of the harness, without an emulated machine."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def seen(status: dict[str, Any], *allowed: str, cpuset: str = "2-3") -> dict[str
     ],
 )
 def test_settled_means_kernel_and_agent_agree(pod: dict[str, Any], policy: str | None, settled: bool) -> None:
-    """A pod is settled when its policy is the expected one and both processes run where the agent says."""
+    """A pod is settled if it has the expected policy and both processes run on the reported CPUs."""
     assert is_as_reported(pod, policy, shared="0-1") is settled
 
 
 def test_overlay_names_every_workload(tmp_path: Path) -> None:
-    """Each of the three workloads is given its programs, and the controllers that make their pods run."""
+    """The overlay sets the programs' paths in all three workloads."""
     text = (write_overlay(tmp_path / "overlay") / "kustomization.yaml").read_text()
 
     for name, (kind, _, _) in WORKLOADS.items():

@@ -21,7 +21,7 @@ Look = dict[str, Any]
 
 
 def look(walk: Report, step: str) -> Look:
-    """Return the observation of one moment."""
+    """Return the state of all pods at one step."""
     (found,) = [look for look in walk.all("look") if look["step"] == step]
     return found
 
@@ -40,18 +40,18 @@ def status_of(seen: Look, pod: str) -> dict[str, Any]:
 
 
 def idle(seen: Look, pod: str) -> CPUSet:
-    """Return the siblings that idle in a pod's charge."""
+    """Return the idle siblings that are charged to a pod."""
     return CPUSet.parse(status_of(seen, pod)["idle"])
 
 
 def typed(walk: Report, command: str) -> dict[str, Any]:
-    """Return a command of which there is one that starts so."""
+    """Return the only command of the report that starts with `command`."""
     (found,) = [call for call in walk.all("kubectl") if call["command"].startswith(command)]
     return found
 
 
 def published(seen: Look, resource: str) -> int:
-    """Return the node's number of cores, as scheduler and kubelet read it."""
+    """Return the node's number of a resource, which must be equal in capacity and allocatable."""
     node = seen["node"]
     assert node["capacity"][resource] == node["allocatable"][resource]
     return int(node["capacity"][resource])
@@ -92,7 +92,7 @@ def test_node_has_topology_and_resources(walk: Report) -> None:
 
 
 def test_bystander_has_everything_first(walk: Report) -> None:
-    """A pod that asks for nothing runs on every CPU, and nothing is written on it."""
+    """A pod without a policy runs on every CPU and gets no annotation."""
     seen = look(walk, "installed")
 
     assert cpus(seen, "bystander") == ALL
@@ -107,7 +107,7 @@ def test_require_owns_a_whole_core(walk: Report) -> None:
 
 
 def test_isolate_runs_one_thread_of_each_core(walk: Report) -> None:
-    """Two CPUs under `isolate` are on two cores, whose other threads idle in its charge."""
+    """Two CPUs under `isolate` are on two cores, whose siblings stay idle and are charged to the pod."""
     seen = look(walk, "policies")
     mine = cpus(seen, "isolate")
 
@@ -117,7 +117,7 @@ def test_isolate_runs_one_thread_of_each_core(walk: Report) -> None:
 
 
 def test_others_run_on_what_is_left(walk: Report) -> None:
-    """The bystander is on no core of either owner: the reserved one is left."""
+    """The pod without a policy runs on the reserved core, away from both owners."""
     seen = look(walk, "policies")
 
     assert cpus(seen, "bystander") == RESERVED
@@ -164,7 +164,7 @@ def test_edited_smt_policy_gives_a_core_back(walk: Report) -> None:
 
 
 def test_share_lets_others_in_and_none_lets_go(walk: Report) -> None:
-    """With share other pods may join the pod's CPUs; with none it runs on the shared set."""
+    """With `share` other pods may use the pod's CPUs; with `none` the pod runs on the shared set."""
     share, none = look(walk, "exclusive to share"), look(walk, "exclusive to none")
 
     assert cpus(share, "require") == cpus(look(walk, "policies"), "require")
@@ -182,7 +182,7 @@ def test_policy_change_is_a_warning_and_an_event(walk: Report) -> None:
 
 
 def test_sidecar_of_a_later_webhook_leaves_the_pod_guaranteed(walk: Report) -> None:
-    """Called again after the mesh, our webhook gives the proxy limits; the proxy runs with the others, main does not."""
+    """Our webhook sets limits for a later webhook's proxy, which runs on the shared set; main keeps its CPUs."""
     seen = look(walk, "meshed")
     pod = seen["pods"]["meshed"]
 
@@ -207,7 +207,7 @@ def test_cmk_pod_is_scheduled_and_served(walk: Report) -> None:
 
 
 def test_claim_that_does_not_fit_is_refused_with_an_event(walk: Report) -> None:
-    """Three whole cores where two are free: an event with the remedy, not pinned, and no other pod moves."""
+    """A claim of three cores with two free ones is refused with an event and a remedy, and no other pod moves."""
     seen = look(walk, "refused")
     event = next(event for event in walk.all("event") if event["pod"] == "greedy")
 
@@ -227,7 +227,7 @@ def test_pod_without_enough_resources_is_not_scheduled(walk: Report) -> None:
 
 
 def test_refused_claim_is_served_once_there_is_room(walk: Report) -> None:
-    """When the CMK pod is deleted the refused claim gets its cores."""
+    """When the CMK pod is deleted, the refused claim gets cores."""
     seen = look(walk, "mended")
 
     assert cpus(seen, "greedy") == ALL - RESERVED

@@ -1,4 +1,4 @@
-"""Inside the guest: from an empty machine to pinned pods, and back, with what people type and what they read."""
+"""Inside the guest: the main scenario, from installation to pinned pods and back; commands are reported to the host."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.environments.server import daemon
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Started = TypeVar("Started")  # what a walk goes through
+Started = TypeVar("Started")  # the prepared cluster of a scenario
 SMT = f"{SMT_POLICY}/pod"
 EXCLUSIVE = {CRANE_CPU_MANAGER: "exclusive"}
 MESHED = "mesh"  # the label of namespaces whose pods get a sidecar
 
 
 def main(walk: Callable[[Started], None], begin: Callable[[ExitStack], Started]) -> NoReturn:
-    """Report everything, and end at once: the machine is switched off next, so nothing is stopped one by one."""
+    """Run a scenario, report a failure, and exit without stopping servers, because the machine powers off."""
     be_patient()
     status = 1
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def main(walk: Callable[[Started], None], begin: Callable[[ExitStack], Started])
 
 
 def start(stack: ExitStack) -> Cluster:
-    """Start everything that a cluster has before corepin is installed."""
+    """Start a cluster without corepin."""
     machine.prepare()
     api = stack.enter_context(start_cluster())
     passed("start")
@@ -108,7 +108,7 @@ def _bundles(cluster: Cluster) -> list[str]:
 
 
 def policies(cluster: Cluster) -> None:
-    """Run an owner of whole cores beside one of single threads with idle siblings."""
+    """Run a pod under `require` beside one under `isolate`."""
     cluster.create(pod("require", {**EXCLUSIVE, SMT: "require"}, {"cpu": "2"}), "exclusive")
     cluster.create(pod("isolate", {SMT: "isolate"}, {"cpu": "2"}), "exclusive")
     cluster.settle()
@@ -121,7 +121,7 @@ def policies(cluster: Cluster) -> None:
 
 
 def _draw(cluster: Cluster) -> None:
-    """Show the node as `corepin map` does from the outside."""
+    """Run `corepin map` with the published node."""
     corepin(cluster, "map", "--node", NODE)
 
 
@@ -188,7 +188,7 @@ def add_sidecar(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def cmk(cluster: Cluster) -> None:
-    """Schedule by CMK's resource; what does not fit waits for the scheduler, or is refused by the agent and mended."""
+    """Schedule a pod by CMK's resource; of two that do not fit one stays pending, and one waits for cores."""
     cluster.create(pod("cmk", None, {EXCLUSIVE_CORES: "1"}), "exclusive")
     cluster.settle()
     cluster.look("cmk")
@@ -236,7 +236,7 @@ def deletion(cluster: Cluster) -> None:
 
 
 def _logs() -> dict[str, str]:
-    """Return the end of every log."""
+    """Return the last lines of every log."""
     files = [
         *API.glob("*.log"),
         *RUNTIME.glob("*.log"),
