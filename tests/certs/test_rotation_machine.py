@@ -147,7 +147,7 @@ class Rotation(RuleBasedStateMachine):
 
     @invariant()
     def one_rotation_at_a_time(self) -> None:
-        """The Secret has at most the next, the serving and two old CAs, besides replaced ones."""
+        """At most the next, the serving, two old and the replaced CAs are in the Secret."""
         assert len(material.read(self.world.secret_now).anchors) <= 4 + self.replaced
 
     def teardown(self) -> None:

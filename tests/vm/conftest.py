@@ -1,4 +1,4 @@
-"""Machines for the tests of this folder: alone, and in pods of both runtimes. All of them need root."""
+"""Fixtures: virtual machines without a pod, and nodes of both runtimes. All of them need root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def qemu() -> None:
 
 @pytest.fixture
 def start(qemu: None) -> Iterator[Callable[[Guest], Machine]]:
-    """Return a function that starts a machine without a pod, with every thread; all end with the test."""
+    """Return a function that starts a machine without a pod; it returns once the monitor responds."""
     with ExitStack() as stack:
         yield lambda guest: _started(stack, guest)
 
@@ -111,7 +111,7 @@ def nri_sandboxes(newest_containerd: Containerd, tmp_path: Path) -> Iterator[Con
 def both_nodes(
     request: pytest.FixtureRequest, newest_containerd: Containerd, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Launchers, Launchers]]:
-    """Return a node of each runtime with the test class's configuration of the agent, shared by its tests."""
+    """Return a node of each runtime, with an agent that has the test class's configuration; the class shares them."""
     from tests.environments.vm.nodes import run_containerd_node, run_local_node
 
     config, folder = request.cls.CONFIG, tmp_path_factory.mktemp
@@ -124,7 +124,7 @@ def both_nodes(
 
 @pytest.fixture
 def launchers(both_nodes: tuple[Launchers, Launchers]) -> Iterator[tuple[Launchers, Launchers]]:
-    """Return a node of each runtime that starts virtual machines as KubeVirt does; the machines end with the test."""
+    """Return a node of each runtime that starts virtual machines as KubeVirt does; remove them after the test."""
     before = [frozenset(node.machines) for node in both_nodes]
     yield both_nodes
     for node, kept in zip(both_nodes, before, strict=True):

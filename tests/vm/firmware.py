@@ -1,4 +1,4 @@
-"""A firmware of 64 KiB without a kernel, with which every processor computes for a second at once and halts."""
+"""A 64 KiB firmware without a kernel: all processors compute for a second at the same time, and halt."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SIZE: Final = 0x10000  # it ends where processors start: sixteen bytes below 4 GiB
-_ROOT: Final = 0xFFFF0000  # where it begins
+_SIZE: Final = 0x10000  # ends at 4 GiB; processors start sixteen bytes below
+_ROOT: Final = 0xFFFF0000  # start address
 _ROUNDS: Final = (2**29).to_bytes(4, "little")  # about a second of CPU time under TCG
-_HALT: Final = bytes.fromhex("f4 eb fd")  # hlt, and again after an interrupt that cannot be masked
+_HALT: Final = bytes.fromhex("f4 eb fd")  # hlt, repeated after a non-maskable interrupt
 _COMPUTE: Final = (
     bytes.fromhex("b9") + _ROUNDS + bytes.fromhex("49  75 fd") + _HALT
 )  # ecx counts down, 32 bits
 _COMPUTE_16: Final = bytes.fromhex("66 b9") + _ROUNDS + bytes.fromhex("66 49  75 fc") + _HALT  # in real mode
-_OTHERS: Final = 0xF000  # where the other processors start: the page that the first one names
+_OTHERS: Final = 0xF000  # start address of the other processors: the page in the startup IPI
 _GDT, _GDT_REGISTER, _FLAT = 0x40, 0x58, 0x18
 _START: Final = (
     bytes.fromhex("fa")  # cli
@@ -40,7 +40,7 @@ def write_firmware(path: Path) -> Path:
         (_GDT, _SEGMENTS),
         (_GDT_REGISTER, (len(_SEGMENTS) - 1).to_bytes(2, "little") + (_ROOT + _GDT).to_bytes(4, "little")),
         (_OTHERS, _COMPUTE_16),
-        (0xFFF0, bytes.fromhex("e9 0d 00")),  # the first instruction: jmp to the beginning
+        (0xFFF0, bytes.fromhex("e9 0d 00")),  # reset vector: jmp to the start
     ):
         rom[place : place + len(part)] = part
     path.write_bytes(rom)

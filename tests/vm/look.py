@@ -1,4 +1,4 @@
-"""`python -m tests.vm.look PID`: the threads of a machine that the agent finds with the caller's capabilities."""
+"""`python -m tests.vm.look PID`: read a machine's threads as the agent does, with the caller's capabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pinning.guests.threads import VMM
 
 
 def looked(pid: int) -> dict[str, object]:
-    """Return source and ids of the identified vCPU threads, after each was moved to the first CPU."""
+    """Pin each identified vCPU thread to CPU 0; return the ids and the source of the identification."""
     found = read_threads(SharedReads(Roots()), VMM(pid, started(pid), "qemu"))
     for tid in found.vcpus:
         os.sched_setaffinity(tid, {0})

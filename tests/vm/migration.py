@@ -1,4 +1,4 @@
-"""A live migration as by libvirt: the target waits for the guest, which is moved on request."""
+"""A live migration as libvirt does it, with a pause before the switchover."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from tests.environments.vm.machines import Machine
 
 MIGRATION: Final = "migration.sock"
-CHANNELS: Final = "multifd"  # threads of their own at both ends
+CHANNELS: Final = "multifd"  # a migration capability that adds threads at both ends
 HALT: Final = "pause-before-switchover"
 HALTED: Final = "pre-switchover"
 
 
 @contextmanager
 def halfway(source: Machine, target: Machine, *, to: str, at: str) -> Iterator[None]:
-    """Migrate a guest over a socket until it stops; it continues at the target when the block ends.
+    """Migrate a guest until the pause before the switchover; finish the migration when the block ends.
 
-    The socket has two paths, because source and target see their own mounts.
+    The socket has two paths, because source and target have different mounts.
     """
     with target.talk() as talker:
         talker.enable(CHANNELS)

@@ -1,4 +1,4 @@
-"""Threads of real machines as the agent finds them, compared to QEMU's own answers."""
+"""Thread discovery of the agent on real machines, compared to QEMU's monitor."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 def look() -> SharedReads:
-    """Return the agent's reading of this machine."""
+    """Return the agent's discovery on this machine."""
     return SharedReads(Roots(hierarchy=find_hierarchy(CGROUP_ROOT)))
 
 
 def vmm_of(machine: Machine) -> VMM:
-    """Return the VMM process of a machine in the agent's form."""
+    """Return a machine's VMM process as an agent's `VMM`."""
     return VMM(machine.pid, started(machine.pid), "qemu")
 
 
 def check(found: VMThreads, truth: Truth) -> None:
-    """Check that the agent's roles are QEMU's own, and that no thread is missing."""
+    """Check that the agent's roles equal QEMU's, and that no thread is missing."""
     assert found.vcpus == truth.vcpus
     assert set(found.of(Role.IOTHREAD)) == set(truth.iothreads.values())
     assert found.of(Role.VHOST) == truth.vhost
@@ -184,7 +184,7 @@ def check_companions(found: VMThreads, sandbox: str) -> None:
 
 
 def processes_named(threads: Sequence[int], program: bytes, sandbox: str) -> int:
-    """Return the number of processes of these threads; each must be complete and run the program for this sandbox."""
+    """Return the number of processes of these threads; each must have all its threads and run the sandbox's program."""
     processes = [tid for tid in threads if (PROC / str(tid) / "task" / str(tid)).exists() and is_first(tid)]
     for pid in processes:
         line = (PROC / str(pid) / "cmdline").read_bytes()

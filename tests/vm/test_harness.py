@@ -1,4 +1,4 @@
-"""The harness: a shim that behaves as Kata's does, a working firmware, and identifiable threads."""
+"""Tests of the harness: the fake Kata shim, the firmware, and the clean-up after killed tests."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_every_processor_of_the_firmware_works(start: Callable[[Guest], Machine]
 
 
 class Nobody:
-    """An absent agent: nothing corrects the shim's cpusets."""
+    """A missing agent, so that cpusets of the shim are not corrected."""
 
     def state(self) -> None:
-        """Return nothing."""
+        """Return None."""
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_shim_without_a_sandbox_cgroup_for_all(unattended: ContainerdNode) -> No
 
 
 def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
-    """As after virt-handler, the vCPUs are in the container's cgroup and all other threads in its child."""
+    """After virt-handler's changes the vCPUs are in the container's cgroup, and all other threads in its child."""
     machine = local_node.launch("vm", Guest(1, iothreads=("iothread1",)), annotations={})
     container, truth = local_node.compute("vm"), machine.truth()
     keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
@@ -114,7 +114,7 @@ def test_housekeeping_keeps_every_other_thread(local_node: LocalNode) -> None:
 
 
 def test_lifeline_of_a_test_that_has_ended_is_over(tmp_path: Path) -> None:
-    """A process that opens the lifeline after the end of its test does not wait."""
+    """A process that opens the lifeline after its test has ended does not wait."""
     os.close(lifeline.hold(tmp_path))
     lifeline.wait_for_end(tmp_path)
     environment = {"LIFELINE": str(tmp_path / lifeline.NAME)}
@@ -134,6 +134,6 @@ def test_nothing_outlives_a_test_that_is_killed(qemu: None, runtime: str, tmp_pa
         assert (PROC / str(pid)).exists()
         test.kill()
     until("the machine is gone", lambda: not is_alive(pid))
-    if runtime != "local":  # what else a killed containerd leaves
+    if runtime != "local":  # remove what a killed containerd leaves
         cgroup = f"/corepin-test-{test.pid}-1"
         _clean(Containerd(find_programs(VERSIONS[-1]), tmp_path / "containerd", cgroup=cgroup))

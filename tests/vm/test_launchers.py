@@ -1,7 +1,7 @@
-"""Machines of KubeVirt: the agent pins every thread, and reports what it found.
+"""KubeVirt's machines: the agent pins every thread, and reports vCPUs and problems.
 
-A node of two CPUs can give one of them away; where the agent only observes, a container may have both. Each test has
-two nodes, one of each runtime, which do the same at the same time.
+Of two CPUs the agent can assign one; if it only observes, a container can have both. Each test runs the same steps on
+two nodes, one of each runtime, at the same time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pinned(node: Launchers, machine: Machine, cpus: list[int]) -> None:
 
 
 def disturb(machine: Machine, others: Collection[int], cpus: CPUSet) -> None:
-    """Move some threads to CPUs, and then the first vCPU away, whose move the agent detects."""
+    """Set the affinity of some threads, and then move the first vCPU, which the agent detects."""
     for tid in others:
         os.sched_setaffinity(tid, cpus)
     os.sched_setaffinity(machine.truth().vcpus[0], BOTH - cpus)
@@ -57,7 +57,7 @@ def until_seen(machine: Machine, wanted: Seen) -> None:
 
 
 class TestOnOneCPU:
-    """The agent assigns the only CPU that is not reserved to the container."""
+    """The container has the only CPU that is not reserved."""
 
     CONFIG: ClassVar[dict[str, Any]] = {}
 
@@ -80,7 +80,7 @@ class TestOnOneCPU:
 
 @pytest.fixture(scope="class")
 def waited(both_nodes: Both) -> tuple[Launchers, Machine, Machine]:
-    """Start two machines for which the agent waits: unnamed vCPU threads, and a paused guest."""
+    """Start two machines whose pinning the agent delays: one with unnamed vCPU threads, and a paused one."""
     node = both_nodes[1]
     unnamed, paused = node.launch("unnamed", Guest(2, is_named=False)), node.launch("paused", Guest(2))
     until_reason(node.agent, "libvirt", "paused")
@@ -102,7 +102,7 @@ class TestOnBothCPUs:
             assert (said["emulator"], said["iothreads"]) == ("0-1", ["0-1"])
 
     def test_pins_of_libvirt_stay(self, launchers: Both) -> None:
-        """One-to-one pins of libvirt are adopted, also in another order than the agent's."""
+        """The agent keeps one-to-one pins of libvirt, even in another order than its own."""
         machines = launched(launchers, "swapped", Guest(2))
         for _, machine in machines:
             machine.pin((1, 0), BOTH)
@@ -110,7 +110,7 @@ class TestOnBothCPUs:
             pinned(node, machine, [1, 0])
 
     def test_a_foreign_taskset_on_a_vcpu_is_undone(self, launchers: Both) -> None:
-        """A foreign taskset on one vCPU is found before the next full listing, and undone."""
+        """A foreign taskset on one vCPU is detected before the next full listing, and reverted."""
         machines = launched(launchers, "moved", Guest(2))
         for _, machine in machines:
             machine.pin((1, 0), BOTH)
@@ -140,7 +140,7 @@ class TestOnBothCPUs:
     def test_migrated_machine_is_pinned_at_both_ends(
         self, launchers: Both, local: str, other: str, pins: tuple[int, ...], emulator: CPUSet
     ) -> None:
-        """During and after a migration each vCPU is on its CPU; threads of the migration run with the emulator."""
+        """During and after a migration each vCPU is on its CPU, and migration threads are on the emulator's CPUs."""
         nodes = {local: launchers[0], other: launchers[1]}
         guest = Guest(len(pins), iothreads=("iothread1",)).running()
         source = nodes["source"].launch("source", guest, cpus=2)
@@ -178,7 +178,7 @@ class TestOnBothCPUs:
             assert machine.truth().indexes == (0, 3)
 
     def test_isolated_emulator_keeps_house(self, launchers: Both) -> None:
-        """Threads that virt-handler moved stay on the housekeeping CPU, and the vCPU alone has the other one."""
+        """Threads that virt-handler moved stay on the housekeeping CPU; the other CPU has only the vCPU."""
         for node, machine in launched(launchers, "housed", Guest(1, iothreads=("iothread1",)), cpus=2):
             container, truth = node.compute("housed"), machine.truth()
             keep_house(container.hierarchy, container.folder, CPUSet((0,)), truth)
@@ -190,7 +190,7 @@ class TestOnBothCPUs:
             assert "iothread" in published_vm(node.agent, "housed")["note"]
 
     def test_waits_for_a_guest_are_bounded(self, waited: tuple[Launchers, Machine, Machine]) -> None:
-        """A guest that does not run is pinned after half a minute; unidentified vCPUs are not pinned, with a reason."""
+        """A paused guest is pinned after half a minute; unidentified vCPUs are not pinned, for a published reason."""
         node, unnamed, paused = waited
         pinned(node, paused, [0, 1])
         until_reason(node.agent, "no thread has the name", "unnamed", 2 * SECONDS)

@@ -1,4 +1,4 @@
-"""Reading of a machine with exactly the agent's capabilities in the manifests."""
+"""Discovery of a machine's threads with exactly the capabilities that the manifests give the agent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def capabilities(file: Path) -> list[str]:
 
 
 def look(machine: Machine, file: Path) -> Any:
-    """Return what a root process with the capabilities of a manifest finds."""
+    """Return the discovery of a root process with a manifest's capabilities."""
     kept = ",".join(["-all", *(f"+{name.lower()}" for name in capabilities(file))])
     command = ["setpriv", f"--bounding-set={kept}", "--no-new-privs", sys.executable, "-m", "tests.vm.look"]
     done = subprocess.run([*command, str(machine.pid)], capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def look(machine: Machine, file: Path) -> Any:
 
 
 def test_named_threads_need_no_right_to_look_into_processes(start: Start) -> None:
-    """SYS_NICE suffices to find and move named threads, as KubeVirt's are."""
+    """SYS_NICE is enough to identify and move named vCPU threads, such as KubeVirt's."""
     machine = start(Guest(2))
     found = look(machine, BASE)
     assert (found["toldBy"], found["reason"]) == ("names", "")

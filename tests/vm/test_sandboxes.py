@@ -1,4 +1,4 @@
-"""Machines of Kata: every thread, in any cgroup, runs on the union of the CPUs of the sandbox's containers."""
+"""Kata's machines: every thread, in any cgroup, runs on the union of the containers' CPUs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from tests.environments.vm.nodes import ContainerdNode, LocalNode
 
 OWN, SHARED, BOTH = CPUSet((1,)), CPUSet((0,)), CPUSet((0, 1))
-BOOT_THREADS = 3  # of a QEMU whose two vCPUs are made
-VHOST, VSOCK = Path("/dev/vhost-vsock"), 4711  # its device, and an address that no other test has
-OVERHEAD = {CGROUP_ONLY: "false"}  # threads outside of the sandbox's cgroup
+BOOT_THREADS = 3  # threads of a QEMU once its two vCPUs exist
+VHOST, VSOCK = Path("/dev/vhost-vsock"), 4711  # the device, and an address that no other test uses
+OVERHEAD = {CGROUP_ONLY: "false"}  # puts threads other than vCPUs into another cgroup (v1)
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is none to give away")
 
 
@@ -41,7 +41,7 @@ def on(what: str, machine: Machine, cpus: CPUSet) -> None:
 
 
 def beside(node: ContainerdNode, name: str = "vm") -> CPUSet:
-    """Return the masks of the shim and virtiofsd of a sandbox; no CPUs while one of them starts another program."""
+    """Return the union of the shim's and virtiofsd's masks; empty until all three processes run."""
     key = node.sandboxes[name].id
     lines = {pid: line for pid, line in command_lines() if key in line and "qemu" not in line}
     return union(allowed(tid) for pid in lines for tid in tasks(pid)) if len(lines) == 3 else CPUSet()
@@ -96,7 +96,7 @@ def test_sandbox_runs_on_what_its_containers_own(sandboxes: ContainerdNode, word
 
 
 def test_different_vcpu_count_is_reported(sandboxes: ContainerdNode) -> None:
-    """With one vCPU more than CPUs, as is Kata's default, all vCPUs share the CPUs and the agent reports why."""
+    """With one vCPU more than CPUs, Kata's default, all vCPUs share the CPUs and the agent reports the reason."""
     machine = sandboxes.sandbox("vm", Guest(2), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
@@ -105,7 +105,7 @@ def test_different_vcpu_count_is_reported(sandboxes: ContainerdNode) -> None:
 
 
 def test_threads_without_names_are_confined_too(sandboxes: ContainerdNode) -> None:
-    """If vCPU threads have no names, all threads are on the containers' CPUs and the agent reports why."""
+    """If vCPU threads have no names, all threads are on the containers' CPUs and the agent reports the reason."""
     machine = sandboxes.sandbox("vm", Guest(2, is_named=False), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
     on("with an owner", machine, OWN)
@@ -134,7 +134,7 @@ def test_plugged_vcpu_is_confined(sandboxes: ContainerdNode) -> None:
 
 
 def test_end_of_the_owner_gives_its_cpus_back(sandboxes: ContainerdNode) -> None:
-    """When a sandbox with CPUs of its own is removed, its CPUs become shared."""
+    """When a sandbox with exclusive CPUs is removed, its CPUs become shared."""
     bystander = sandboxes.sandbox("bystander", Guest(1), {"app": 0})
     machine = sandboxes.sandbox("vm", Guest(1), {"app": 1}, EXCLUSIVE)
     sandboxes.start("vm", "app", quota=PERIOD)
@@ -184,7 +184,7 @@ def test_booting_machine_leaves_what_others_own(
 
 
 def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, tmp_path: Path) -> None:
-    """A booting machine that is on every CPU leaves the CPU of an owner that starts over NRI."""
+    """When NRI gives a starting container its CPU, a booting machine is moved off that CPU."""
     node = nri_sandboxes
     until_equal("start path", lambda: node.agent.state()["startPath"], "nri")
     booted = tmp_path / "booted"
@@ -207,7 +207,7 @@ def test_booting_machine_leaves_what_nri_grants(nri_sandboxes: ContainerdNode, t
 
 
 def booting_qemu(node: ContainerdNode) -> int | None:
-    """Return the VMM of this containerd that Kata's shim has started and the runtime does not list yet."""
+    """Return the VMM of a sandbox that the runtime does not list yet."""
     folder = str(node.containerd.directory / "kata")
     return next((pid for pid, line in command_lines() if folder in line and "qemu-system" in line), None)
 
@@ -225,7 +225,7 @@ def test_sandbox_of_the_local_runtime(local_node: LocalNode) -> None:
 
 
 def test_reset_frees_every_thread_of_a_local_sandbox(local_node: LocalNode) -> None:
-    """After the agent's end `--reset` gives every CPU to vCPUs, I/O threads and vhost threads of a local sandbox."""
+    """After the agent has exited, `--reset` lets all threads of a local sandbox run on every CPU."""
     guest = Guest(1, iothreads=("io0",), vsock=VSOCK if VHOST.exists() else 0)
     machine = local_node.sandbox("vm", guest)
     until_published(local_node.agent, cpus="1", vcpus=["1"], oneToOne=True)
@@ -250,7 +250,7 @@ class TestShared:
         node_config["vmThreads"] = "shared"
 
     def test_vcpus_alone_are_on_the_containers_cpus(self, sandboxes: ContainerdNode) -> None:
-        """With `vmThreads: shared` only vCPUs are on the container's CPU, all other threads on the shared one."""
+        """Only vCPUs are on the container's CPU, and all other threads are on the shared one."""
         machine = sandboxes.sandbox("vm", Guest(1, iothreads=("io0",)), {"app": 1}, EXCLUSIVE)
         sandboxes.start("vm", "app", quota=PERIOD)
         until_published(sandboxes.agent, oneToOne=True)

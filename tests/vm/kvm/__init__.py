@@ -1,1 +1,1 @@
-"""Machines of real KVM; all other tests of virtual machines run under TCG."""
+"""Tests with real KVM; all other tests of virtual machines use TCG."""

@@ -1,4 +1,4 @@
-"""Machines of real KVM, if available: vCPUs by debugfs, kernel threads, and hotplug."""
+"""Virtual machines with KVM, if available: vCPUs identified by debugfs, kernel threads, and hotplug."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.environments.server.daemon import dies_with_parent, plain_environment
 from tests.environments.vm.guests import QEMU
 from tests.environments.waiting import until
 
-KVM = ["-accel", "kvm", "-cpu", "qemu64,-svm"]  # what runs inside another virtual machine too
+KVM = ["-accel", "kvm", "-cpu", "qemu64,-svm"]  # also works with nested virtualization
 PLUG = {"driver": "qemu64-x86_64-cpu", "socket-id": 2, "core-id": 0, "thread-id": 0}
 
 
@@ -64,7 +64,7 @@ def machine(qemu: None, debugfs: Path, tmp_path: Path) -> Iterator[tuple[VMM, so
 
 
 def read(vmm: VMM, debugfs: Path) -> VMThreads:
-    """Return the machine's threads that the agent finds."""
+    """Return the machine's threads as the agent reads them."""
     return read_threads(SharedReads(Roots(kvm=debugfs)), vmm)
 
 
