@@ -1,4 +1,4 @@
-"""A proxy to a server that is slow, or blocked while it is shut."""
+"""A TCP proxy that is slow, or stalls while it is shut."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Door:
-    """Passes bytes on in both directions, `piece` at a time, then waits `pause` seconds."""
+    """Forwards up to `piece` bytes in each direction, and waits `pause` seconds after each piece."""
 
     def __init__(self, port: int, piece: int, pause: float) -> None:
         self.opened = asyncio.Event()
         self.opened.set()
-        self.port = 0  # where it listens
+        self.port = 0  # the port on which it listens
         self._server_port = port
         self._piece = piece
         self._pause = pause
         self._talks: set[asyncio.Task[None]] = set()
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Begin to serve one connection."""
+        """Start to serve one connection."""
         task = asyncio.create_task(self._serve(reader, writer))
         self._talks.add(task)
         task.add_done_callback(self._talks.discard)
@@ -36,7 +36,7 @@ class Door:
                     await side.wait_closed()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):  # one side has disconnected, so the other will soon
+        with suppress(OSError):  # one side has disconnected, so the other one is closed too
             while piece := await reader.read(self._piece):
                 await self.opened.wait()
                 writer.write(piece)
@@ -53,7 +53,7 @@ class Door:
 
 @asynccontextmanager
 async def open_door(port: int, piece: int = 2**16, pause: float = 0.0) -> AsyncIterator[Door]:
-    """Open a door to a port of this machine until the block ends."""
+    """Run a proxy to a port of this machine until the block ends."""
     door = Door(port, piece, pause)
     server = await asyncio.start_server(door.talk, "127.0.0.1", 0)
     async with server:

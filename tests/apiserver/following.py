@@ -23,7 +23,7 @@ from tests.environments.server.control_plane import ControlPlane
 
 NODE = "node-1"
 SECONDS = (
-    180.0  # the sixth retry comes up to a minute after an outage, and a busy machine's server starts slowly
+    180.0  # the sixth retry is up to a minute after an outage, and servers start slowly on a busy machine
 )
 _pod = msgspec.json.Decoder(dict[str, Any])
 
@@ -43,28 +43,28 @@ def add(servers: ControlPlane, *names: str, node: str = NODE, note: str = "") ->
 
 
 def remove(servers: ControlPlane, *names: str) -> None:
-    """Delete pods at once."""
+    """Delete pods without a grace period."""
     servers.server.kubectl("delete", "pods", *names, "--grace-period=0", "--force")
 
 
 def remove_all(servers: ControlPlane) -> None:
-    """Delete every pod at once."""
+    """Delete all pods without a grace period."""
     servers.server.kubectl("delete", "pods", "--all", "--grace-period=0", "--force")
 
 
 @dataclass
 class Faults(httpx.AsyncBaseTransport):
-    """A transport between client and server that replaces the server's answers by faults."""
+    """An HTTP transport that injects faults instead of the server's responses."""
 
     inner: httpx.AsyncBaseTransport
-    code: int | None = None  # None: the server answers
-    is_cut: bool = False  # requests fail without a connection
+    code: int | None = None  # status of every response; None: the server's
+    is_cut: bool = False  # whether requests fail to connect
     answered: Counter[int] = field(default_factory=Counter)
     times: list[float] = field(default_factory=list)  # times of requests that failed
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer, or pass on."""
+        """Return an injected fault, or forward the request."""
         try:
             response = await self._answer(request)
         except httpx.TransportError:
@@ -99,7 +99,7 @@ class Faults(httpx.AsyncBaseTransport):
 
 
 class Follower:
-    """A watch with its faults, and methods that wait for its events."""
+    """A watch over a fault-injecting transport, with methods that wait for changes."""
 
     def __init__(
         self, server: ApiServer, port: int | None = None, token: str | None = None, page: int = PAGE
@@ -140,7 +140,7 @@ class Follower:
 
 @asynccontextmanager
 async def watching(follower: Follower) -> AsyncIterator[Follower]:
-    """Let a follower watch until the block ends."""
+    """Run a follower's watch until the block ends."""
     task = asyncio.create_task(follower.source.watch(follower.note))
     try:
         yield follower

@@ -37,7 +37,7 @@ def listed(*documents: Any, version: str = "10", following: str = "") -> httpx.R
 
 
 class Chunks(httpx.AsyncByteStream):
-    """A body that arrives in pieces, and then breaks, ends or stays open."""
+    """A response body that arrives in pieces, and then fails, ends or stays open."""
 
     def __init__(self, *pieces: bytes | Exception, stays: bool = False) -> None:
         self.pieces = pieces
@@ -54,12 +54,12 @@ class Chunks(httpx.AsyncByteStream):
 
 
 def streamed(*pieces: bytes | Exception, stays: bool = False) -> httpx.Response:
-    """Return the answer to a watch."""
+    """Return a response to a watch."""
     return httpx.Response(200, stream=Chunks(*pieces, stays=stays))
 
 
 class Server:
-    """Answers requests from a script, and stays silent after its end."""
+    """Answers requests from a script, and does not respond after its end."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers: Iterator[httpx.Response | Exception] = iter(answers)

@@ -1,4 +1,4 @@
-"""Requests of the client, and how it treats answers."""
+"""The client's requests, and its handling of responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.apiserver.scripted import URL, Server, streamed
 
 
 def test_a_request_says_who_asks() -> None:
-    """A request has the user agent and its Accept header, and forbids proxies to compress the answer."""
+    """A request has User-Agent and Accept headers, and Accept-Encoding `identity`, because proxies could compress."""
     server = Server(httpx.Response(200), streamed())
 
     async def ask() -> None:
@@ -33,7 +33,7 @@ def test_a_request_says_who_asks() -> None:
 
 
 def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
-    """Each request carries what the token file holds then; an unreadable one is a clear error."""
+    """Each request has the token file's present content; an unreadable file is an error that names it."""
     token = tmp_path / "token"
     seen: list[str] = []
 
@@ -59,7 +59,7 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
 
 
 async def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
-    """A truncated or damaged gzip body counts as an interrupted connection, in a request and in a watch."""
+    """A truncated or damaged gzip body counts as a lost connection, in a request and in a watch."""
 
     async def answer(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=Damaged())
@@ -74,10 +74,10 @@ async def test_answer_that_cannot_be_unpacked_is_asked_for_again() -> None:
 
 
 class Damaged(httpx.AsyncByteStream):
-    """No gzip."""
+    """A body that is not gzip."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield something else."""
+        """Yield plain bytes."""
         yield b"no gzip"
 
 
@@ -124,7 +124,7 @@ async def test_errors_have_different_types(code: int, error: type[APIError]) -> 
     ("failure", "error"), [(httpx.ReadTimeout(""), Failed), (httpx.ConnectError(""), Unavailable)]
 )
 async def test_timeout_fails_one_request_only(failure: Exception, error: type[APIError]) -> None:
-    """A request that times out fails alone, as a webhook may be slow; without a connection all are unavailable."""
+    """A timeout fails one request, because a webhook can be slow; a failed connection means an unavailable server."""
     api = Api(Access(URL), "tests", httpx.MockTransport(Server(failure)))
     with pytest.raises(APIError) as caught:
         await api.get("/x")
@@ -133,7 +133,7 @@ async def test_timeout_fails_one_request_only(failure: Exception, error: type[AP
 
 
 async def test_retry_after_is_in_the_error() -> None:
-    """The error has the Retry-After of the answer; a 429 without one counts as the limit of one object."""
+    """The error of a 429 has the response's Retry-After."""
     answer = httpx.Response(429, headers={"retry-after": "7"})
     api = Api(Access(URL), "tests", httpx.MockTransport(Server(answer)))
     with pytest.raises(Busy) as caught:
@@ -143,7 +143,7 @@ async def test_retry_after_is_in_the_error() -> None:
 
 
 def test_a_pod_finds_its_api_server() -> None:
-    """A pod reads the API server's address from its environment, IPv6 in brackets; elsewhere that is a clear error."""
+    """In a pod the API server's address is read from the environment; outside of a pod there is an error."""
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     access = Access.in_cluster(environ, Path("/account"))
     assert access == Access("https://[fd00::1]:443", Path("/account/ca.crt"), Path("/account/token"))

@@ -1,4 +1,4 @@
-"""Connections of the client: how many it opens, and what a cancelled one leaves."""
+"""The client's connection pool, and cancelled connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_cancelled_handshake_leaves_no_open_socket() -> None:
         async with server, httpx.AsyncClient(verify=ssl.create_default_context()) as client:
             task = asyncio.create_task(client.get(f"https://127.0.0.1:{port}/"))
             reader, writer = await accepted.get()
-            assert await reader.readexactly(1)  # the client waits for the server's part of the handshake
+            assert await reader.readexactly(1)  # the handshake has begun
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task

@@ -26,7 +26,7 @@ _document = msgspec.json.Decoder(dict[str, Any])
 async def follow(
     server: Callable[[httpx.Request], Any], until: Callable[[Watched], bool], changes: int = 0
 ) -> tuple[Watched, list[float]]:
-    """Run a watch until a condition holds after a change or a wait; return it and the waits it asked for."""
+    """Run a watch until a condition is true after a change or a wait; return the watch and its waits."""
     waits: list[float] = []
     reached = asyncio.Event()
 
@@ -50,7 +50,7 @@ async def follow(
 
 
 def uids(source: Watched) -> set[str]:
-    """Return the objects that the source knows."""
+    """Return the uids of the known objects."""
     return set(source.items)
 
 
@@ -81,11 +81,11 @@ def test_a_long_list_is_read_page_by_page() -> None:
 
 
 class Heavy:
-    """Serves pages of a list of equally large objects, each with the requested number; a watch stays silent."""
+    """Serves pages of a list of objects with given sizes; a watch has no events."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
-        self.asked: list[tuple[int, int]] = []  # for each list: its first object, and the number of objects
+        self.asked: list[tuple[int, int]] = []  # offset and limit of each list request
         self.sent = 0
         self.encodings: set[str] = set()
 
@@ -104,7 +104,7 @@ class Heavy:
 
 
 class Counted(httpx.AsyncByteStream):
-    """A body that counts the bytes that were read of it."""
+    """A body that counts the bytes read from it."""
 
     def __init__(self, server: Heavy, body: bytes) -> None:
         self.server = server
@@ -136,7 +136,7 @@ def test_object_that_is_heavier_than_a_page_is_read_alone() -> None:
 
 
 def seconds_for(megabytes: int) -> float:
-    """Return the CPU time it takes to read one event of a size that comes in pieces of 16 kB, the least of three."""
+    """Return the CPU time to read one large event in pieces of 16 kB, the minimum of three measurements."""
     line = event("ADDED", document("b", "11", note="x" * megabytes * 2**20))
     pieces = [line[at : at + 2**14] for at in range(0, len(line), 2**14)]
 
@@ -267,7 +267,7 @@ def test_no_request_gives_up_waiting_for_a_connection() -> None:
 
 
 def deep(uid: str, version: str) -> dict[str, Any]:
-    """Return an object with a place for managed fields, which users may write 10,000 levels deep."""
+    """Return an object with a placeholder for managedFields, which users can nest 10,000 levels deep."""
     found = document(uid, version, note="kept")
     found["metadata"] |= {"managedFields": DEEP, "last": 'a "]} text'}
     return found
@@ -315,7 +315,7 @@ def test_half_a_deep_object_is_damaged() -> None:
 
 
 def test_others_go_on_while_a_deep_object_is_read() -> None:
-    """Other tasks run while a deep object is read, because a megabyte of brackets takes a tenth of a second."""
+    """Other tasks run while a deep object is read, because a megabyte of brackets takes 0.1 s."""
     turns: list[str] = []
 
     async def read() -> list[str]:

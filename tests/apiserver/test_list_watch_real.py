@@ -1,4 +1,4 @@
-"""A watch against a real kube-apiserver that is stopped, compacted and disturbed: nothing is missed."""
+"""A watch misses no change of a real kube-apiserver that is restarted, compacted, slow or failing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON_BODY = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Return an API server of this module's own."""
+    """Return an API server for this module alone."""
     with start_control_plane(tmp_path_factory.mktemp("restartable-")) as plane:
         yield plane
 
@@ -31,7 +31,7 @@ def _no_pod_is_left(servers: ControlPlane) -> Iterator[None]:
 
 
 def test_every_change_arrives_by_one_watch(servers: ControlPlane) -> None:
-    """Created, changed and deleted pods are seen, those that are not selected are not, and two requests are all it takes."""
+    """One list and one watch show created, changed and deleted pods, and no pods outside of the selector."""
 
     async def act(follower: Follower) -> None:
         await aside(add, servers, "a", "b")
@@ -96,7 +96,7 @@ def test_watch_backs_off_from_a_failing_server_and_catches_up(servers: ControlPl
 
 
 def test_a_restarted_server_is_followed_again(servers: ControlPlane) -> None:
-    """Connections break and are refused for seconds: a handful of requests, then every change arrives again."""
+    """While the server is down for seconds the watch sends few requests; afterwards every change arrives."""
 
     async def act(follower: Follower) -> None:
         await aside(add, servers, "a")
@@ -165,7 +165,7 @@ def test_slow_server_is_waited_for(servers: ControlPlane) -> None:
 def test_silent_server_is_given_up_and_asked_again(
     servers: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a server stays silent on open connections pods stay known, requests are few, and later no change is missed."""
+    """If the server stalls on open connections, pods stay known, requests are few, and later no change is missed."""
     monkeypatch.setattr("apiserver.watch.SILENCE_SECONDS", 2.0)
 
     async def main() -> None:
