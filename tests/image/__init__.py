@@ -1,1 +1,1 @@
-"""The container image: built from the Dockerfile, looked into, and started as the manifests start it."""
+"""Tests of the container image: its build, its content, and its programs under the manifests' restrictions."""

@@ -1,4 +1,4 @@
-"""A Docker archive, read: its settings, the files of each layer, and the file system that they make."""
+"""Reader of Docker archives: settings, files of each layer, and the unpacked file system."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-_GONE: Final = ".wh."  # prefix of a file's name: the layer removes the file of the name after it
+_GONE: Final = ".wh."  # whiteout: the layer deletes the file whose name follows the prefix
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An image as `buildah push docker-archive:` writes it."""
+    """A Docker archive, as `buildah push docker-archive:` writes it."""
 
     file: Path
 
@@ -41,7 +41,7 @@ class Archive:
         return [self._members(layer) for layer in self.manifest["Layers"]]
 
     def unpack(self, folder: Path) -> None:
-        """Make the file system of a container in `folder`."""
+        """Unpack the layers into `folder`."""
         for layer, members in zip(self.manifest["Layers"], self.layers, strict=True):
             for path in map(PurePath, (member.name for member in members)):
                 if path.name.startswith(_GONE):

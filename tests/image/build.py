@@ -1,8 +1,8 @@
-"""Build the image from the Dockerfile with Debian's buildah, each content once, into a cache outside the checkout.
+"""Build of the image from the Dockerfile with buildah, cached by the content of its inputs outside the checkout.
 
-Nothing is pulled: debootstrap makes the base instead of the image in pins.toml, and SNAPSHOT is empty.
-The packages are those that Debian's mirror had when base and image were built, because a mirror keeps only one
-version; so a point release breaks no build. Everything else is part of the cache's key.
+Nothing is pulled: debootstrap creates the base instead of the image in pins.toml, and SNAPSHOT is empty.
+Debian packages are not pinned, because a mirror keeps only one version, and so a point release cannot break the
+build. All other inputs are part of the cache key.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NAME: Final = "docker.io/library/corepin:0.1.0"  # full name of `image: corepin:
 SUITE: Final = "bookworm"
 BASE: Final = "docker.io/library/debian:bookworm-slim"  # name of the base image
 PACKAGES: Final = {"buildah": "buildah", "debootstrap": "debootstrap"}
-_KEPT: Final = 3  # images of 90 MB: this checkout's, and those of others that tests may be using
-# As in Debian's own image: what apt fetched to make the base is not a part of it.
+_KEPT: Final = 3  # cached images, 90 MB each: this checkout's, and those that other checkouts may be using
+# Files of apt that the base does not contain, as in Debian's own image.
 _LEFT_BY_APT: Final = ("./var/lib/apt/lists/*", "./var/cache/apt/archives/*.deb", "./var/log/bootstrap.log")
 
 
 class BuildFailed(Exception):
-    """The image cannot be built; the message holds the end of what the builder said."""
+    """The image cannot be built; the message has the end of the builder's output."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Inputs of the image's build: a copy, so that they do not change during it."""
+    """The build context: a copy, so that it does not change during the build."""
 
     folder: Path
 
@@ -57,7 +57,7 @@ class Context:
 
 
 def build_image(root: Path | None = None) -> Path:
-    """Return the image of a checkout, by default this one, as a Docker archive, built unless it is there."""
+    """Return the Docker archive of a checkout's image, by default this one's; build it if it is not cached."""
     install_packages(PACKAGES)
     cache = _cache()
     with copied_context(root or Path.cwd()) as context, locked(cache, sys.stderr):
@@ -72,7 +72,7 @@ def build_image(root: Path | None = None) -> Path:
 
 
 def forget_image(root: Path) -> None:
-    """Take the image of a checkout out of the cache; the base stays."""
+    """Delete the cached image of a checkout, but not the base."""
     with copied_context(root) as context, locked(_cache(), sys.stderr):
         _, image = _places(_cache(), context)
         shutil.rmtree(image.parent, ignore_errors=True)
@@ -91,7 +91,7 @@ def _places(cache: Path, context: Context) -> tuple[Path, Path]:
 
 @contextmanager
 def copied_context(root: Path) -> Iterator[Context]:
-    """Copy what .dockerignore lets through, with the Dockerfile."""
+    """Copy the files that .dockerignore allows, and the Dockerfile."""
     with tempfile.TemporaryDirectory(prefix="corepin-context-") as folder:
         for line in ("!Dockerfile", "!.dockerignore", *(root / ".dockerignore").read_text().splitlines()):
             if line.startswith("!"):
@@ -108,7 +108,7 @@ def _copy(root: Path, folder: Path, name: str) -> None:
 
 
 def _keep(file: Path, make: Callable[[Path, Path], None]) -> None:
-    """Make a file beside its final place, and put it there when it is complete."""
+    """Create a file under a temporary name, and rename it when it is complete."""
     partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=file.parents[1]))
     started = time.monotonic()
     try:
@@ -123,14 +123,14 @@ def _keep(file: Path, make: Callable[[Path, Path], None]) -> None:
 
 
 def _make_base(file: Path, work: Path) -> None:
-    """Make Debian's smallest system, as its own image is made."""
+    """Create the base image with debootstrap's variant minbase, like Debian's own."""
     root = work / "base"
     _run(("debootstrap", "--variant=minbase", SUITE, str(root), *_mirror()))
     _run(("tar", "-C", str(root), "-cf", str(file), *(f"--exclude={it}" for it in _LEFT_BY_APT), "."))
 
 
 def _mirror() -> list[str]:
-    """Return the mirror in the machine's own apt configuration, or none: debootstrap has a default."""
+    """Return the mirror of this machine's apt configuration; empty for debootstrap's default."""
     command = ("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
     text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     mirrors = [line.split()[0] for line in text.splitlines() if line.split()[1:] == [SUITE]]
@@ -138,12 +138,12 @@ def _mirror() -> list[str]:
 
 
 def _make_image(context: Context, base: Path, file: Path, work: Path) -> None:
-    """Build in a storage of its own, which is thrown away."""
+    """Build the image in a temporary container storage."""
     container = _buildah(work, "from", "scratch").strip()
     _buildah(work, "add", "--quiet", container, str(base), "/")
     _buildah(work, "commit", "--quiet", "--rm", container, BASE)
     home = write_home(work / "home")
-    # Mounted where there is a folder anyway, so that the mount leaves nothing in any layer.
+    # Mounted over an existing folder, because a new mount point would be left in a layer.
     mount = f"--volume={home}:/root:ro"
     pins = (f"--build-arg=BASE={BASE}", "--build-arg=SNAPSHOT=")
     flags = ("--pull-never", "--format=docker", *pins, mount, f"--tag={NAME}")
@@ -157,7 +157,7 @@ def _buildah(work: Path, *arguments: str) -> str:
 
 
 def _run(command: Iterable[str]) -> str:
-    """Run a builder and return what it prints."""
+    """Run a command and return its output."""
     command = tuple(command)
     env = os.environ | {"BUILDAH_ISOLATION": "chroot", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

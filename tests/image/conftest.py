@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)  # must run before pytest applies `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the image: it is built as root, with packages that may have to be installed."""
+    """Mark every test that uses the image, because its build needs root and packages."""
     for item in items:
         if "image" in getattr(item, "fixturenames", ()):
             item.add_marker("node")
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def image() -> Archive:
-    """Return the image; skipped with the reason where it cannot be built."""
+    """Return the image; skip the test with the reason if it cannot be built."""
     from tests.image.archive import Archive
     from tests.image.build import build_image
 

@@ -1,4 +1,4 @@
-"""Run a command of the image with runc, as locked up as a container of the manifests."""
+"""Containers of the image by runc, with the restrictions of the manifests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.environments.server.daemon import Daemon, running
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_NAMESPACES: Final = ("mount", "ipc", "uts", "pid")  # the host's network: the programs listen on loopback
+_NAMESPACES: Final = ("mount", "ipc", "uts", "pid")  # not network, so that tests reach loopback
 _SYSTEM_MOUNTS: Final = (
     {"destination": "/proc", "type": "proc", "source": "proc"},
     {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
     {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]},
 )
-_CAPABILITIES: Final = {"SYS_NICE": 23}  # capabilities that a manifest grants, with the kernel's numbers
+_CAPABILITIES: Final = {"SYS_NICE": 23}  # capabilities in the manifests, with the kernel's numbers
 _numbers = count(1)
 
 
@@ -50,10 +50,10 @@ class Container:
     """A running container."""
 
     daemon: Daemon
-    state: tuple[str, ...]  # the command that describes it
+    state: tuple[str, ...]  # the command that prints its state
 
     def locked(self) -> Locked:
-        """Return the rights of its process, read from the kernel; its root must be read-only."""
+        """Return the rights of its process from the kernel; check that its root is read-only."""
         state = subprocess.run(self.state, capture_output=True, text=True, check=True).stdout
         process = Path("/proc") / str(json.loads(state)["pid"])
         lines = (line.split() for line in (process / "mountinfo").read_text().splitlines())
@@ -99,7 +99,7 @@ def _spec(
     mounts: Mapping[str, Path],
     name: str,
 ) -> dict[str, Any]:
-    """Return the runtime's own description of the container."""
+    """Return the OCI runtime configuration of the container."""
     capabilities = [f"CAP_{name}" for name in sorted(locked.capabilities)]
     process = {
         "user": {"uid": locked.user, "gid": locked.group},

@@ -1,7 +1,7 @@
-"""Every import of corepin, made in a process of its own without some modules: prints what was imported.
+"""A program that runs every import of corepin without some modules, and prints the imported modules.
 
-`python -m tests.image.imports PATTERN...` refuses the modules whose paths, such as `kubernetes/aio`, match a pattern, and
-what is below them.
+`python -m tests.image.imports PATTERN...` blocks modules whose paths, such as `kubernetes/aio`, match a pattern, with
+their submodules.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Refusal:
-    """An importer that has none of some modules, as an image without them."""
+    """An import hook that blocks modules, as if they were not installed."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._patterns = patterns
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Raise ModuleNotFoundError for a module that is left out."""
+        """Raise ModuleNotFoundError for a blocked module."""
         path = PurePath(*name.split("."))
         if any(fnmatch(str(it), pattern) for it in (path, *path.parents) for pattern in self._patterns):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports of a file, those inside of functions too, but for those that only types need."""
+    """Yield the imports of a file, also inside functions, but not under TYPE_CHECKING."""
     found: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while found:
         node = found.pop()
@@ -44,7 +44,7 @@ def imports(path: Path) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def import_all() -> None:
-    """Run every import of corepin; modules of its own need nothing else to be imported."""
+    """Import every module of corepin, and run each of its import statements."""
     for path in sorted(path for package in PACKAGES for path in Path(package).rglob("*.py")):
         importlib.import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
         for node in imports(path):
@@ -52,7 +52,7 @@ def import_all() -> None:
 
 
 def use_libraries() -> None:
-    """Use libraries that import more modules at their first use."""
+    """Use the libraries that import modules at their first use."""
     import httpx
     import kubernetes
 

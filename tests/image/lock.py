@@ -1,4 +1,4 @@
-"""Lock files."""
+"""Reader of lock files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of pip on this machine, e.g. a CA or an index: for the build only, not in Dockerfile or image."""
+"""This machine's pip settings, such as a CA or an index, for the build; Dockerfile and image do not get them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-_INSIDE: Final = Path("/root")  # where the folder is mounted while the image is built
+_INSIDE: Final = Path("/root")  # mount point of the folder during the build
 
 
 def write_home(folder: Path) -> Path:
-    """Make a home folder with pip's settings, and with the files that they name."""
+    """Create a home folder with pip's settings and the files that these name."""
     settings = _settings()
     config = folder / ".config" / "pip" / "pip.conf"
     config.parent.mkdir(parents=True)
@@ -32,7 +32,7 @@ def _copied(source: Path, target: Path) -> Path:
 
 
 def _settings() -> dict[str, str]:
-    """Return the settings of this machine's pip: those of the environment win."""
+    """Return this machine's pip settings; environment variables take precedence."""
     command = (sys.executable, "-m", "pip", "config", "list")
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = [line.partition("=") for line in listed.splitlines()]

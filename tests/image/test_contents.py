@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 UNCHECKED_HASH = bytes((1, 0, 0, 0))  # PEP 552
 LARGEST_MB, LARGEST_PULL_MB = 100, 40
 BIN_FOLDERS = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/libexec", "opt/corepin/bin")
-PYTHON = {"python", "python3", "python3.11"}  # names of one program
+PYTHON = {"python", "python3", "python3.11"}  # the interpreter and its links
 STANDARD = Path("usr/lib/python3.11")
 PACKAGES_FOLDER = Path("opt/corepin/lib/python3.11/site-packages")
 
 
 def libraries(root: Path, file: Path) -> set[Path]:
-    """Return the libraries that the image's own dynamic linker loads for a file, as files of the image."""
+    """Return the image's libraries that its own dynamic linker loads for a file."""
     linker = min(root.glob("usr/lib*/**/ld-linux-*.so.*"))
     inside = [f"/{path.relative_to(root)}" for path in (linker, file)]
     done = subprocess.run(
@@ -42,7 +42,7 @@ def libraries(root: Path, file: Path) -> set[Path]:
 
 
 def test_size(image: Archive, capsys: pytest.CaptureFixture[str]) -> None:
-    """The size is printed; unpacked and pulled it stays below a limit."""
+    """The unpacked and the compressed size are printed, and are below their limits."""
     unpacked, pulled = sum(image.bytes) / 1e6, sum(compressed(image.file)) / 1e6
     with capsys.disabled():
         sys.stdout.write(f"\nimage: {unpacked:.0f} MB, {pulled:.0f} MB to pull\n")
@@ -51,13 +51,13 @@ def test_size(image: Archive, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_says_how_it_runs(image: Archive) -> None:
-    """The image has the manifests' name, runs `corepin`, and has a numeric user, so that Kubernetes can check it."""
+    """The image has the manifests' name, the entry point `corepin`, and a numeric user, as runAsNonRoot needs."""
     assert NAME in image.manifest["RepoTags"]
     assert (image.settings["User"], image.settings["Entrypoint"]) == ("65532:65532", ["corepin"])
 
 
 def test_python_and_corepin_are_the_only_programs(root: Path) -> None:
-    """There is no shell, no package manager and no compiler: with Python and `cmk` no other file can be executed."""
+    """The only executables are Python, `corepin` and `cmk`; there is no shell, package manager or compiler."""
     there = {
         path.name for folder in BIN_FOLDERS if (root / folder).is_dir() for path in (root / folder).iterdir()
     }
@@ -73,7 +73,7 @@ def test_python_and_corepin_are_the_only_programs(root: Path) -> None:
 
 
 def test_every_library_of_debian_is_linked(root: Path) -> None:
-    """Python, its extensions and those of the packages find each library that they link; there is no other library."""
+    """Every shared library that Python and the extension modules need is in the image, and no other."""
     linked = {
         library
         for file in (
@@ -108,7 +108,7 @@ def test_the_command_of_containers_is_in_it(root: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> None:
-    """Settings and certificates that the build needed are not in the image, nor what apt fetched."""
+    """The image has no settings or certificates of the build machine, and no files of apt."""
     paths = {path.relative_to(root).as_posix() for path in root.rglob("*")}
     assert not [
         path for path in paths if path.startswith(("root", "home", "tmp/", "src", "build", "var/lib/apt"))
@@ -120,7 +120,7 @@ def test_nothing_of_the_machine_that_built_it(image: Archive, root: Path) -> Non
 
 
 def test_modules_are_compiled(root: Path) -> None:
-    """Corepin's modules ship as source and byte code, all others as byte code that no file time invalidates."""
+    """Corepin's modules are source and byte code, all others only byte code; its validity depends on no file times."""
     packages = root / PACKAGES_FOLDER
     sources = {path for name in PACKAGES for path in (packages / name).rglob("*.py")}
     assert {path.relative_to(packages).parts[0] for path in sources} == PACKAGES
@@ -131,7 +131,7 @@ def test_modules_are_compiled(root: Path) -> None:
 
 
 def test_bill_of_materials_is_complete(image: Archive, root: Path) -> None:
-    """A release's bill lists every locked library, with its version, and every package of Debian's, whose licenses are there."""
+    """The SBOM lists every locked library with its version, and every Debian package, whose license is in the image."""
     parts = parts_of(image.file)
     python = {f"{part.url.name}=={part.url.version}" for part in parts if part.url.type == "pypi"}
     debian = {part.url.name for part in parts if part.url.type == "deb"}

@@ -1,4 +1,4 @@
-"""Every program of the image starts as locked up as the manifests have it: read-only root, no capabilities but theirs."""
+"""Every program of the image starts under the manifests' restrictions: read-only root, few capabilities."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def workload(component: str, install: str) -> Any:
 
 
 def readable(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write files as the kubelet gives them to a pod: readable for its group only."""
+    """Write files as in a volume of the kubelet: readable only for the pod's group."""
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -58,7 +58,7 @@ def readable(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def account(folder: Path) -> dict[str, Path]:
-    """Return an account's mount with a dummy token; no API server is called."""
+    """Return a service account's mount with a dummy token."""
     files = {"token": b"none", "ca.crt": CA.create().cert, "namespace": b"corepin-system"}
     return {"/run/secrets/kubernetes.io/serviceaccount": readable(folder / "account", files)}
 
@@ -70,7 +70,7 @@ def webhook_mounts(folder: Path) -> dict[str, Path]:
 
 
 def agent_mounts(folder: Path) -> dict[str, Path]:
-    """Return the agent's host mounts: here it may only read cgroups, and there is no runtime yet."""
+    """Return the agent's host mounts, with this machine's cgroups and without a runtime."""
     mounts = {there: folder / there.replace("/", "-") for there in ("/run/corepin", "/var/lib/corepin")}
     for here in mounts.values():
         here.mkdir()
@@ -80,7 +80,7 @@ def agent_mounts(folder: Path) -> dict[str, Path]:
 
 
 def guard_mounts(folder: Path) -> dict[str, Path]:
-    """Return the guard's host mounts: here a folder without the runtime's socket."""
+    """Return the guard's host mounts, without the runtime's socket."""
     (folder / "nri").mkdir()
     return {"/var/run/nri": folder / "nri"}
 
@@ -107,7 +107,7 @@ def test_starts_as_the_manifests_lock_it_up(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With the manifest's user, capabilities and arguments the program answers its probe; the time is printed."""
+    """With the manifest's user, capabilities and arguments the program answers its probe; the start time is printed."""
     pod = workload(component, install)
     (described,) = pod["containers"]
     locked = Locked.of(described, pod)
@@ -143,7 +143,7 @@ def answers(url: str) -> bool:
 
 
 def inside(root: Path, *words: str, text: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a program inside the image's files, as its user, without /proc, /sys and a cluster."""
+    """Run a program in a chroot of the image, as its user, without /proc and /sys."""
     chroot = shutil.which("chroot")
     assert chroot
     begun = [chroot, "--userspec=65532:65532", str(root), f"/opt/corepin/bin/{words[0]}", *words[1:]]
@@ -152,14 +152,14 @@ def inside(root: Path, *words: str, text: str = "", **env: str) -> subprocess.Co
 
 @pytest.mark.parametrize("verb", [module.rpartition(".")[2] for module in VERBS])
 def test_every_verb_explains_itself(verb: str, root: Path) -> None:
-    """The help of each verb needs no more than the image has."""
+    """Each verb prints its help in the image."""
     done = inside(root, "corepin", verb, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: corepin {verb} ")
 
 
 def test_commands_work_without_a_cluster(root: Path) -> None:
-    """`inject` completes a pod of CMK's, `validate` judges it, and `plan` draws its CPUs."""
+    """In the image `inject`, `validate` and `plan` work on an example pod of CMK."""
     pod = Path("examples/smt/cores-of-cmk.yaml").read_text(encoding="utf-8")
     injected = inside(root, "corepin", "inject", "-f", "-", text=pod)
     assert "CMK_NUM_CORES" in injected.stdout, injected.stderr
@@ -170,7 +170,7 @@ def test_commands_work_without_a_cluster(root: Path) -> None:
 
 
 def test_kubeconfig_and_texts(root: Path, tmp_path: Path) -> None:
-    """A kubeconfig is read, the answer of a cluster that is not there is an error in one line, and text is UTF-8."""
+    """In the image a kubeconfig is read, an unreachable cluster is an error, and the output is UTF-8."""
     config = tmp_path / "config"
     config.write_text(KUBECONFIG)
     with shown(root, config) as there:
@@ -181,7 +181,7 @@ def test_kubeconfig_and_texts(root: Path, tmp_path: Path) -> None:
 
 
 def test_own_tracebacks_show_their_lines(root: Path) -> None:
-    """An error in corepin's code is shown with the line; one inside a library with file, line and function."""
+    """A traceback has the source lines of corepin's own code."""
     fail = "import msgspec; from pinning.machine.cpuset import CPUSet; CPUSet.parse(msgspec)"
     told = inside(root, "python", "-c", fail).stderr
     assert re.search(r'pinning/machine/cpuset.py", line \d+, in \w+\n    \w', told), told
@@ -189,7 +189,7 @@ def test_own_tracebacks_show_their_lines(root: Path) -> None:
 
 @contextmanager
 def shown(root: Path, file: Path) -> Iterator[str]:
-    """Show a file inside the image's files until the block ends; yield its path there."""
+    """Copy a file into the image's root until the block ends, and yield its path there."""
     there = root / "tmp" / file.name
     shutil.copy(file, there)
     try:

@@ -1,4 +1,4 @@
-"""Unused parts of the locked packages: image and plugin leave them out, and no module imports them."""
+"""requirements.unused: no module imports the parts that image and plugin do not contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scripts.release.plugin import unused
 from tests.image.lock import pins
 
 SITE = Path(str(distribution("kubernetes").locate_file("")))
-_OWNERS = packages_distributions()  # reads the metadata of every installed distribution
+_OWNERS = packages_distributions()  # cached, because it reads the metadata of every installed distribution
 MODULES = {
     name: [module for module, owners in _OWNERS.items() if name in {*map(canonicalize_name, owners)}]
     for name in {*pins("requirements.lock"), *(it for it in unused() if "/" not in it)}
@@ -25,7 +25,7 @@ MODULES = {
 
 
 def standard() -> list[str]:
-    """Return the modules of the standard library that scripts/image-root leaves out, without endings."""
+    """Return the standard library modules that scripts/image-root removes, without suffixes."""
     text = Path("scripts/image-root").read_text(encoding="utf-8")
     (modules,) = re.findall(r"^ *modules=\(([^)]*)\)", text, re.MULTILINE)
     (extensions,) = re.findall(r"^ *extensions=\(([^)]*)\)", text, re.MULTILINE)
@@ -34,7 +34,7 @@ def standard() -> list[str]:
 
 @pytest.fixture(scope="module")
 def imported() -> frozenset[str]:
-    """Return every module that is imported by corepin's imports, without what is left out."""
+    """Return every module that corepin's imports load when the removed modules are blocked."""
     left_out = [module for it in unused() for module in MODULES.get(it, [it])]
     command = (sys.executable, "-m", "tests.image.imports", *left_out, *standard())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def imported() -> frozenset[str]:
 
 
 def test_every_import_works_without_them(imported: frozenset[str]) -> None:
-    """No import of corepin, at the top or inside a function, needs a module that image and plugin leave out."""
+    """No import of corepin, at module level or inside a function, needs a removed module."""
     assert {
         "kubernetes.config.kube_config",
         "webhook.server.process",
@@ -55,7 +55,7 @@ def test_every_import_works_without_them(imported: frozenset[str]) -> None:
 
 
 def test_every_locked_distribution_is_used(imported: frozenset[str]) -> None:
-    """A locked distribution of which nothing is imported belongs into requirements.unused."""
+    """Every locked distribution has an imported module; otherwise it belongs into requirements.unused."""
     names = {name.partition(".")[0] for name in imported} | {
         ".".join(name.split(".")[:2]) for name in imported
     }
@@ -63,7 +63,7 @@ def test_every_locked_distribution_is_used(imported: frozenset[str]) -> None:
 
 
 def test_every_part_of_kubernetes_is_used(imported: frozenset[str]) -> None:
-    """A folder of kubernetes that stays in the image holds a module that is imported."""
+    """Every package folder of `kubernetes` that is not removed is imported."""
     left_out = unused()
     folders = {path.parent.relative_to(SITE).as_posix() for path in SITE.glob("kubernetes/**/__init__.py")}
     kept = {

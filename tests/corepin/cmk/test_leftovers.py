@@ -251,7 +251,7 @@ def test_what_the_caller_may_not_list_is_not_taken_for_gone(
         found, nodes, unread = find(client)
         client.headers["Impersonate-User"] = "stranger"
         with pytest.raises(CommandFailed, match=r"/daemonsets: the API server answered 403"):
-            find(client)  # without the DaemonSets, the agents' objects cannot be told from CMK's
+            find(client)  # the names alone do not distinguish agents' objects from CMK's
     assert found == [Leftover("configmaps", "telco", "cmk-config-node-1")]
     assert nodes == []
     assert len(unread) > len(ROLES)
