@@ -1,4 +1,4 @@
-"""Many nodes on one machine: the real agent of each on a simulated machine, against a real kube-apiserver.
+"""Scale tests: many real agents, each on a simulated machine, with a real kube-apiserver.
 
-What costs more with every node that a cluster has is seen here and nowhere else.
+Only these tests show costs that grow with the number of nodes.
 """

@@ -1,4 +1,4 @@
-"""The rest of the cluster: nodes as kubelets report them, pods as a scheduler binds them, tokens bound to nodes."""
+"""The simulated rest of a cluster: the kubelets' nodes, the scheduler's pods, and tokens bound to nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.manifests.rendered import AGENT
 NAMESPACE: Final = "load"
 ACCOUNT: Final = "corepin-agent"
 EXCLUSIVE: Final = {"qos.gocrane.io/cpu-manager": "exclusive", "smt-policy.corepin.io/pod": "require"}
-IMAGES: Final = 50  # as many as a kubelet reports
+IMAGES: Final = 50  # the kubelet's default maximum
 _PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _AGENTS: Final = f"/api/v1/namespaces/{AGENT}/pods"
 _NODES: Final = "/api/v1/nodes"
@@ -28,7 +28,7 @@ _MEMORY: Final = "process_resident_memory_bytes "
 
 @contextmanager
 def installed_server() -> Iterator[ApiServer]:
-    """Run an API server on which `manifests/base` is applied, its rights and policies acting, its webhook not there."""
+    """Run an API server with `manifests/base` applied, whose RBAC and policies are in effect and webhook is missing."""
     with start_servers() as server:
         with httpx.Client(base_url=server.url, verify=trust(server), trust_env=False, timeout=30) as client:
             install(server, client)
@@ -44,7 +44,7 @@ def trust(server: ApiServer) -> ssl.SSLContext:
 
 
 class Cluster:
-    """The admin's client of the API server, for everything but the agents."""
+    """A client of the API server that acts as admin, kubelets and scheduler."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -106,7 +106,7 @@ class Cluster:
 
 
 def node_document(name: str) -> dict[str, Any]:
-    """Return a node that its kubelet has just registered."""
+    """Return a newly registered node."""
     labels = {
         "kubernetes.io/hostname": name,
         "kubernetes.io/os": "linux",
@@ -123,7 +123,7 @@ def node_document(name: str) -> dict[str, Any]:
 
 
 def node_status(name: str) -> dict[str, Any]:
-    """Return the status of a node as its kubelet writes it; the images are most of it."""
+    """Return a node's status like the kubelet's, of which images are the largest part."""
     amounts = {"cpu": "64", "memory": "263856032Ki", "ephemeral-storage": "479079112Ki", "pods": "250"}
     types = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
     return {

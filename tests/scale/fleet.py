@@ -1,4 +1,4 @@
-"""Many agents at once: start them, bring pods to all of their nodes, and say what that cost."""
+"""A fleet of agents: starts them, creates pods on all nodes, and measures the cost."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from typing import Any, Final
 from tests.scale.cluster import Cluster
 from tests.scale.node import Node
 
-AT_ONCE: Final = (
-    16  # pods that come, agents that start: more would only wait for the CPUs here, up to time-outs
-)
+AT_ONCE: Final = 16  # concurrent pods or agent starts; more would wait for this machine's CPUs and time out
 SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a phase: requests and answers of all agents together, and the API server's CPU time."""
+    """Cost of a phase: requests and responses of all agents, and the API server's CPU time."""
 
-    requests: Counter[str]  # by kind, as the wire names them
-    received: Counter[str]  # bytes of the answers
+    requests: Counter[str]  # by `wire.kind_of`
+    received: Counter[str]  # bytes of responses
     failed: Counter[str]
     cpu_seconds: float
 
     @property
     def asked(self) -> int:
-        """Requests that are not watches, because watches are repeated from time to time."""
+        """Return the number of requests without watches, which are repeated after timeouts."""
         return sum(number for kind, number in self.requests.items() if not kind.startswith("watch "))
 
     def watched_bytes(self) -> int:
@@ -69,9 +67,9 @@ class Fleet:
         await _together(start(node) for node in self.nodes)
 
     async def fill(self, pods: int) -> None:
-        """Create so many pods on each node; every second one is pinned.
+        """Create `pods` pods on each node; every second one is pinned.
 
-        Each node gets its next pod when the last one was reported: no reports are coalesced, which costs most.
+        A node's next pod is created when the last one is reported. Without coalesced reports the cost is highest.
         """
         turns = asyncio.Semaphore(AT_ONCE)
 
@@ -95,7 +93,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(cluster: Cluster, count: int) -> AsyncIterator[Fleet]:
-    """Add so many nodes to a cluster; their agents are ended with the block."""
+    """Add `count` nodes to a cluster; stop their agents after the block."""
     with tempfile.TemporaryDirectory(prefix="corepin-scale-") as name:
         folder = Path(name)
         names = [f"node-{count}-{number:03}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""The simulated machine of one node, in this process and without files: hundreds of them fit, and nothing polls."""
+"""The simulated machine of one node, in this process, without files and polls, so that hundreds of them fit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TOPOLOGY: Final = regular(64)  # of every machine
 
 @dataclass
 class WithoutFiles(Simulated):
-    """The state of a simulated machine, without the tree of its CPUs."""
+    """The state of a simulated machine, without files in sysfs."""
 
     def __post_init__(self) -> None:
-        """Write nothing: the CPUs are known."""
+        """Write no files."""
 
 
 class InProcess(SimulatedMachine):
-    """A simulated machine without a process of its own: the same operations, called directly."""
+    """A simulated machine whose operations are called in this process."""
 
     def __init__(self) -> None:
         self._operations = operations(WithoutFiles(Path("/nowhere"), TOPOLOGY))
@@ -41,14 +41,14 @@ class InProcess(SimulatedMachine):
 
 
 class Runtime(SimulatedRuntime):
-    """The runtime of such a machine; a caller that changes a container calls `changed`, as a runtime's events do."""
+    """The runtime of such a machine; whatever changes a container must call `changed`, in place of events."""
 
     def __init__(self, machine: InProcess) -> None:
         super().__init__(machine)
         self.changed: Callable[[], None] = lambda: None
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Pass the events on until cancelled."""
+        """Use `changed` for events until cancelled."""
         self.changed = changed
         await asyncio.get_running_loop().create_future()
 
@@ -68,7 +68,7 @@ class CPUs:
         return topology.online
 
     def boot_id(self) -> str:
-        """Return the only boot there is."""
+        """Return a constant boot id."""
         return "boot-1"
 
     def machine_id(self) -> str:

@@ -1,4 +1,4 @@
-"""One node: the real agent with its real reports, on a simulated machine whose kubelet and runtime are played here."""
+"""One node: the real agent with its reporters, on a simulated machine with a simulated kubelet and runtime."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from tests.scale.cluster import Cluster
 from tests.scale.machine import CPUs, InProcess, Runtime
 from tests.scale.wire import LIMITS, Wire
 
-GATES: Final = frozenset({"CPUManager"})  # as the manifests turn on
-TOLD: Final = ("events", "nodes/status")  # each names a pinned pod
+GATES: Final = frozenset({"CPUManager"})  # feature gates of the manifests
+TOLD: Final = ("events", "nodes/status")  # resources whose writes contain the pod's name
 PINNED: Final = re.compile(rb'\\"cpus\\":\\"(?P<cpus>[\d,-]+)\\".*\\"pinned\\":true')
 
 
 class Witness:
-    """A reporter that keeps the newest state and publishes nothing."""
+    """A reporter that stores the newest state and sends nothing."""
 
     def __init__(self, news: Callable[[], None]) -> None:
         self._news = news
         self.state: NodeState | None = None
 
     async def publish(self, state: NodeState) -> None:
-        """Keep a state."""
+        """Store the state."""
         self.state = state
         self._news()
 
     async def reset(self) -> None:
-        """Forget it."""
+        """Clear the state."""
         self.state = None
 
 
 class Node:
-    """A node of the cluster. `start` runs its agent until `stop`; `run` brings a pod to it."""
+    """A node of the cluster. `start` runs its agent until `stop`; `run` runs a pod on it."""
 
     def __init__(self, cluster: Cluster, name: str, token: str, root: Path) -> None:
         root.mkdir()
@@ -95,7 +95,9 @@ class Node:
     async def run(self, pod: str, *, pinned: bool) -> None:
         """Bind a pod to the node and run it; return when the agent has placed it."""
         uid = await self._cluster.bind_pod(pod, self.name, pinned=pinned)
-        await self._until(lambda: self._has_planned(uid))  # a kubelet takes longer than that
+        await self._until(
+            lambda: self._has_planned(uid)
+        )  # because a kubelet takes longer to create containers
         self._machine.call("create", id=pod, pod_uid=uid, name="main", namespace="load", pod=pod)
         self._runtime.changed()
         await asyncio.sleep(0)
@@ -126,7 +128,7 @@ class Node:
         if not all(any(pod in text for text in written.get(kind, ())) for kind in TOLD):
             return False
         status = [PINNED.search(text) for text in written.get("pods", ()) if pod in text]
-        # CMK's configuration names a core and the processes on it, and no pod
+        # the ConfigMap with CMK's pools has cores and process ids, but no pod names
         cores = [b"'%b': ['" % found["cpus"] for found in status if found]
         return any(core in text for core in cores for text in written.get("configmaps", ()))
 

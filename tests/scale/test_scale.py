@@ -1,4 +1,4 @@
-"""An agent's cost for the API server does not depend on the number of other nodes."""
+"""An agent's load on the API server does not depend on the number of other nodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.server
 FEW: Final = 10
 MANY: Final = 40
 PODS: Final = 6  # on each node; every second one is pinned
-SECONDS: Final = 240  # for each number of nodes; who watches too much may never come to an end
-# Requests per pinned pod, of which four are needed: a busy machine may show an intermediate state in one more. A second
-# request of a kind for each pinned pod, or one for each plain pod, would make five.
+SECONDS: Final = 240  # timeout for each number of nodes
+# Limit of requests per pinned pod. Four are necessary; a busy machine sometimes adds one for an intermediate state. One
+# more request for each pinned or plain pod would make five.
 MOST: Final = 4.7
 TOLD: Final = ("PATCH pods", "POST events", "PATCH nodes/status", "PATCH configmaps")
 

@@ -1,4 +1,4 @@
-"""Count one agent's requests to the API server and the answers, at its client's transport."""
+"""An HTTP transport that counts one agent's requests and response bytes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import httpx
 
 from apiserver.client import CONNECTIONS
 
-LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=60)  # the agent's own
+LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS, keepalive_expiry=60)  # as in the agent
 _PATH: Final = re.compile(r"/api/v1/(?:namespaces/[^/]+/)?(\w+)(/[^/]+)?(/\w+)?")
 
 
 class Wire(httpx.AsyncBaseTransport):
-    """The way of one agent to the API server; `news` is called after every answer."""
+    """The counting transport of one agent; `news` is called after every response."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport, news: Callable[[], None]) -> None:
         self._inner = inner
         self._news = news
         self.requests: Counter[str] = Counter()  # by kind, e.g. "PATCH nodes/status" or "watch pods"
-        self.received: Counter[str] = Counter()  # bytes of the answers, by kind
+        self.received: Counter[str] = Counter()  # bytes of responses by kind
         self.failed: Counter[str] = Counter()  # by kind and status
         self.written: dict[str, list[bytes]] = {}  # by resource: path and body of each write
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Pass a request on, and count it."""
+        """Forward a request, and count it."""
         kind, resource = kind_of(request)
         self.requests[kind] += 1
         try:
@@ -57,25 +57,25 @@ class Wire(httpx.AsyncBaseTransport):
 
 
 class _Counted(httpx.AsyncByteStream):
-    """A body whose length is counted while it arrives."""
+    """A response body that counts its bytes."""
 
     def __init__(self, inner: httpx.AsyncByteStream, count: Callable[[int], None]) -> None:
         self._inner = inner
         self._count = count
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, before any decompression."""
+        """Yield the body's chunks before decompression."""
         async for chunk in self._inner:
             self._count(len(chunk))
             yield chunk
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the body."""
         await self._inner.aclose()
 
 
 def kind_of(request: httpx.Request) -> tuple[str, str]:
-    """Return the kind of a request, and its resource."""
+    """Return the kind of a request, such as "PATCH nodes/status", and its resource."""
     found = _PATH.fullmatch(request.url.path)
     if found is None:
         return f"{request.method} {request.url.path}", ""
