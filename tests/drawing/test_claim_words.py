@@ -38,17 +38,17 @@ PREPARED = "2026-11-20T10:00:00Z"
     ],
 )
 def test_number_place_and_age_of_a_claim(claim: PodClaim, words: str) -> None:
-    """A clock that is behind, a time without a zone and a text of a user are shown as they are."""
+    """A time in the future, without a zone or that is no time is shown unchanged instead of an age."""
     assert resource_claim_words(claim, NOW).endswith(words)
 
 
 def test_without_the_time_of_day_the_age_is_a_time() -> None:
-    """The page of a pod that is read later has no ages."""
+    """Without the present time, as on the dashboard's page, the time is shown instead of an age."""
     assert resource_claim_words(PodClaim(prepared=PREPARED), None).endswith(f"prepared at {PREPARED}")
 
 
 def test_number_of_cpus_is_left_out_where_the_list_is_damaged() -> None:
-    """A claim with a damaged list of CPUs is shown without their number: users may have written the annotation."""
+    """The number of CPUs is omitted if the list is invalid, because users can write the annotation."""
     (words,) = claim_words(Container(cpus="all", claims=("a", "b"), numa_nodes=(0, 1)))
     assert words == "of claims a, b (NUMA nodes 0, 1)"
     assert not list(claim_words(Container(cpus="1")))

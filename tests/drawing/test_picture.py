@@ -1,4 +1,4 @@
-"""The picture: golden drawings of real machines, and what holds for every machine, width and owner."""
+"""The drawn picture: golden files of real machines, and property tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[1] / "data/pictures"
 
 
 def machine(name: str) -> Topology:
-    """Return a real machine; core types, which lscpu lacks, follow from the width of the cores."""
+    """Return a captured machine; core types, which lscpu does not print, are derived from threads per core."""
     read = captured(name)
     types = {1: EFFICIENCY, 2: PERFORMANCE} if name.startswith("core-") else {}
     cores = tuple(replace(core, core_type=types.get(len(core.cpus))) for core in read.cores)
@@ -37,7 +37,7 @@ def machine(name: str) -> Topology:
 
 
 def filled(topology: Topology, cores_of_owners: Sequence[int]) -> Picture:
-    """Give cores to owners in their order after reserving the first; every third owner keeps siblings idle."""
+    """Reserve the first core, and assign the next ones to owners; every third owner keeps siblings idle."""
     cores = iter(topology.cores)
     reserved = next(cores).cpus
     owners = []
@@ -64,7 +64,7 @@ def filled(topology: Topology, cores_of_owners: Sequence[int]) -> Picture:
     ],
 )
 def test_golden(name: str, width: int, owners: list[int]) -> None:
-    """Real machines look as they did when someone last looked at them (`python -m tests.drawing.test_picture`)."""
+    """Pictures of real machines equal the golden files, which `python -m tests.drawing.test_picture` writes."""
     drawn = draw(filled(machine(name), owners), width, colour=False)
 
     assert drawn == (GOLDEN / f"{name}-{width}.txt").read_text()
@@ -83,7 +83,7 @@ def pictures(draw_value: st.DrawFn) -> Picture:
 
 @given(pictures(), st.integers(40, 200))
 def test_no_line_is_too_wide(picture: Picture, width: int) -> None:
-    """Whatever is drawn, no line is wider than asked for and none ends in blanks."""
+    """No line of any picture exceeds the width or has trailing blanks."""
     lines = draw(picture, width, colour=False).splitlines()
 
     assert max(map(len, lines)) <= width
@@ -102,19 +102,19 @@ def test_colour_says_nothing_new(picture: Picture, width: int) -> None:
 @settings(max_examples=50)
 @given(topologies(), st.integers(40, 200), st.sampled_from(LAYOUTS))
 def test_every_cpu_is_drawn_once(topology: Topology, width: int, layout: Layout) -> None:
-    """Every layout has each CPU's cell once, and no line that is too wide."""
+    """Every layout draws each CPU once, within the width."""
     labels = ["".join(letters) for letters in islice(product(ascii_uppercase, repeat=3), len(topology.cpus))]
     cells = {cpu: Span(label) for cpu, label in zip(topology.cpus, labels, strict=True)}
 
     lines = Drawing(topology, cells, width, layout).lines()
 
     assert sorted(re.findall(r"\b[A-Z]{3}\b", paint(lines, colour=False))) == labels
-    assert max(width_of(line) for line in lines) <= width + 3  # blanks at the end, which paint takes away
+    assert max(width_of(line) for line in lines) <= width + 3  # trailing blanks, which paint strips
 
 
 @given(topologies(), st.integers(40, 200))
 def test_siblings_stand_below_each_other(topology: Topology, width: int) -> None:
-    """The column of a CPU's cell is the column of its core."""
+    """All CPUs of a core are drawn in one column."""
     labels = {core.id: f"Q{place:03}" for place, core in enumerate(topology.cores)}
     cells = {cpu: Span(labels[core.id]) for core in topology.cores for cpu in core.cpus}
 
@@ -125,14 +125,14 @@ def test_siblings_stand_below_each_other(topology: Topology, width: int) -> None
 
 
 def test_core_with_fewer_threads_leaves_a_blank() -> None:
-    """Where cores of one and of two threads have one cache and no known types, the columns stay in line."""
+    """If cores of one and of two threads share a cache and have no types, the columns stay aligned."""
     drawn = draw(filled(captured("core-ultra-9-185h"), [2]), 80, colour=False)
 
     assert "   0 #   1 A   3 A   6 .   8 .  10 .| 12 .\n   5 #   2 A   4 A   7 .   9 .  11 .|\n" in drawn
 
 
 def test_what_a_cell_shows() -> None:
-    """A cell shows offline before an owner, the first owner before others, and each state has its own sign."""
+    """Each state has its own sign; offline takes precedence over owners, and the first owner over others."""
     topology = machine("xeon-d-1541").with_online(CPUSet.parse("0-6,8-15"))
     picture = Picture(
         Topology(topology.cores, topology.online, isolated=CPUSet.parse("5-6")),
@@ -173,7 +173,7 @@ def test_an_owner_that_shares_is_marked() -> None:
 
 
 def test_names_are_in_reading_order() -> None:
-    """Numbers in names count as numbers, whatever their length."""
+    """Names are sorted with their numbers compared as numbers, of any length."""
     names = ["ns/p10/c", "ns/p2/c", "ns/p2/b", "10", "9" * 5000, "2", "a"]
 
     assert sorted(names, key=reading_order) == [
@@ -199,7 +199,7 @@ def test_more_than_26_owners_have_two_letters() -> None:
 
 
 def test_a_name_too_long_for_its_column_stands_alone() -> None:
-    """A name that takes more than half of the line has its CPUs below it; one wider than the line is continued."""
+    """CPUs are on the line below a name longer than half a line; a name longer than a line is wrapped."""
     topology = machine("xeon-d-1541")
     owner = Holder("n" * 100, CPUSet.parse("1,3,5,7,9,11"))
 
@@ -209,7 +209,7 @@ def test_a_name_too_long_for_its_column_stands_alone() -> None:
 
 
 def test_cells_bear_colour_only_on_demand() -> None:
-    """With colour an owner's letter is bold in its colour, its idle sibling plain in the same."""
+    """With colour an owner's letter is bold in its colour, and its idle siblings are plain in the same colour."""
     picture = Picture(machine("xeon-d-1541"), (Holder("ns/a/c", CPUSet([1]), CPUSet([9])),), EMPTY)
 
     drawn = draw(picture, 80, colour=True)
