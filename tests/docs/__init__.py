@@ -1,1 +1,1 @@
-"""Statements of the pages of docs/, the README and the examples are true."""
+"""Tests of the statements in docs/, the README and the examples."""

@@ -1,4 +1,4 @@
-"""An API server for the commands of the pages: with what Intel CMK and Crane leave behind, and KubeVirt's kinds."""
+"""Fixture: an API server for the pages' commands, with objects of Intel CMK and Crane, and KubeVirt's CRDs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 BEFORE = Path(__file__).with_name("before_migration.yaml")
 NEWEST = max(KUBERNETES)
-ROUTING = "--enable-aggregator-routing=true"  # webhooks without pods are known to be away: nothing is dialled
+ROUTING = "--enable-aggregator-routing=true"  # calls of webhooks without endpoints fail at once
 
 
 @pytest.fixture(scope="session")
 def api() -> Iterator[ApiServer]:
-    """Return an API server without corepin: tests that need it install it."""
+    """Return an API server without corepin, which tests install if they need it."""
     with start_servers(NEWEST, extra_flags=[ROUTING]) as api:
         for name in ("telco", "crane-system", "team"):
             api.create_namespace(name)

@@ -1,4 +1,4 @@
-"""The way from Intel CMK as the migration guide has it: its blocks in their order, and what holds at its end."""
+"""The migration guide's chapter about Intel CMK: running its blocks in order, and checks of the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROM_CMK: Final = "From Intel CMK"
 CMK_OBJECTS: Final = Path(__file__).with_name("before_migration.yaml")
 CORES: Final = "cmk.intel.com/exclusive-cores"
 OF_USERS: Final = "deployments,daemonsets,replicasets,services,configmaps,secrets,serviceaccounts"
-# Rights that CMK's roles give to its account.
+# Rights of CMK's account through CMK's roles.
 RIGHTS: Final = (
     "get secrets",
     "create pods/exec",
@@ -35,7 +35,7 @@ RIGHTS: Final = (
 
 @dataclass
 class Walk:
-    """A chapter's commands, run one after the other by a reader who has other names and numbers."""
+    """A chapter's commands, run in order with names and numbers of the test in place of the guide's."""
 
     run: Callable[[str], str]
     title: str = FROM_CMK
@@ -48,7 +48,7 @@ class Walk:
             assert any(theirs in block for block in self.left), theirs
 
     def through(self, words: str) -> str:
-        """Run every block up to the one that has these words, and return what that one printed."""
+        """Run all blocks up to the first one with these words, and return its output."""
         assert any(words in block for block in self.left), words
         while True:
             block = self.left.pop(0)
@@ -63,7 +63,7 @@ class Walk:
 
 
 def cmk_objects(*kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield objects that CMK's manifests and its `cluster-init` make, of some kinds."""
+    """Yield the objects of some kinds that CMK's manifests and `cluster-init` create."""
     for it in yaml.safe_load_all(CMK_OBJECTS.read_text(encoding="utf-8")):
         if it["kind"] in kinds and it["metadata"]["name"].startswith("cmk-"):
             yield it
@@ -82,17 +82,17 @@ def rights(api: ApiServer) -> set[str]:
 
 
 def of_users(api: ApiServer, spaces: Sequence[str], kinds: str = OF_USERS) -> dict[str, str]:
-    """Return the objects of users by their uids: what stands in their namespaces under no name of CMK."""
+    """Return the users' objects by uid: those in their namespaces without a name of CMK."""
     found = [it for space in spaces for it in api.get("-n", space, kinds)["items"]]
     named = {it["metadata"]["uid"]: f"{it['kind']} {it['metadata']['name']}" for it in found}
     return {uid: name for uid, name in named.items() if " cmk-" not in name}
 
 
 def differences(run: Callable[[str], str], api: ApiServer, flags: str, nodes: Mapping[str, int]) -> str:
-    """Return what another `cluster-init` and `kubectl apply` of its output would change.
+    """Return the changes that another `cluster-init`, and `kubectl apply` of its output, would make.
 
-    `nodes` have these numbers of exclusive cores, the first those of all nodes in no group. What is printed has no
-    other group, so that the agents' ConfigMap is left out.
+    `nodes` has the exclusive cores of each node; the first node's are those of nodes without a group. The agents'
+    ConfigMap is skipped, because the printed one has no groups.
     """
     command = f"corepin cmk cluster-init {flags}"
     shown = [

@@ -1,4 +1,4 @@
-"""The installed registration, answered for a while by a webhook with the installed configuration."""
+"""A webhook with the installed configuration, temporarily registered in place of the installed one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INJECTED = "cmk.intel.com/resources-injected"
 
 @contextmanager
 def reviewed(api: ApiServer, folder: Path) -> Iterator[None]:
-    """Run the webhook at the registered address until the block ends, and then restore the registration."""
+    """Run a webhook and point the registration to it until the block ends."""
     found = api.kubectl("-n", "corepin-system", "get", "configmap", "corepin-webhook", "-o=json").stdout
     for key, text in json.loads(found)["data"].items():
         (folder / key).write_text(text)
@@ -43,7 +43,7 @@ def reviewed(api: ApiServer, folder: Path) -> Iterator[None]:
 
 
 def created(api: ApiServer, pod: dict[str, Any]) -> Any:
-    """Return a pod as the API server would store it, once webhooks that were registered just now are asked."""
+    """Return a pod as the API server would store it, once the API server calls the registered webhook."""
     deadline = time.monotonic() + SECONDS
     while True:
         asked = ("create", "--dry-run=server", "-o=json", "-f", "-")

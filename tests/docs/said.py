@@ -1,4 +1,4 @@
-"""Texts of the programs, read from their source: messages, events and warnings in the log."""
+"""Messages, events and log warnings of the programs, read from their source code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def texts(*modules: str) -> set[str]:
-    """Return every text in modules that a user may read: no docstrings, and no programming errors."""
+    """Return every string of modules except docstrings and messages of ValueErrors."""
     return {text for module in modules for text in _texts(_tree(Path(module)))}
 
 
@@ -42,7 +42,7 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def c_texts(*files: str) -> set[str]:
-    """Return the parts, between their holes, of the texts that C programs print: no requests to the agent."""
+    """Return the string literals of C programs, split at their placeholders, except requests to the agent."""
     literals = {text for file in files for text in _c_literals(Path(file).read_text(encoding="utf-8"))}
     return {part for text in literals if "\\n" not in text for part in _C_HOLE.split(text)}
 
@@ -91,7 +91,7 @@ def subjects(folder: str) -> set[str]:
 
 
 def makers(*calls: str) -> set[str]:
-    """Return the modules of pinning and webhook in which one of these is called."""
+    """Return the modules of pinning and webhook that call one of these functions."""
     return {
         str(path)
         for folder in ("pinning", "webhook")

@@ -1,4 +1,4 @@
-"""docs/agent-reports.md explains every field of its example, which tests/agent holds to what the agent writes."""
+"""docs/agent-reports.md explains every field of its example, which tests/agent compares to the agent's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = PAGE.partition("| field | meaning |")[2].partition("\n\n")[0]
 
 
 def keys(report: dict[str, Any]) -> Iterator[str]:
-    """Yield every key of an object, however deep."""
+    """Yield every key of an object, at any depth."""
     for key, value in report.items():
         yield key
         if isinstance(value, dict):
@@ -28,10 +28,10 @@ def keys(report: dict[str, Any]) -> Iterator[str]:
 
 
 def test_every_field_is_explained() -> None:
-    """All fields of the example's containers are in the table of fields, and the code writes each of these."""
+    """The table of fields has every field of the example's containers, and the code writes each one of the table."""
     containers = json.loads(blocks(PAGE, "json")[0])["containers"]
     shown = {key for container in containers.values() for key in keys(container)}
-    plain = {"time", "path", "reason", "message"}  # explained by the words around them
+    plain = {"time", "path", "reason", "message"}  # self-explanatory fields
     assert shown - plain - set(re.findall(r"`(\w+)`", TABLE)) == set()
     rows = re.findall(r"^\| (.*?) \|", TABLE, re.MULTILINE)
     described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}

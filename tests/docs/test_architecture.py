@@ -25,7 +25,7 @@ LINES = 40  # half a page
 
 
 def test_every_folder_has_a_line() -> None:
-    """Each folder that ships code stands in the table of folders, and no other does."""
+    """The table of folders has exactly the folders with shipped code."""
     listed = re.findall(r"^\| `([\w/]+)/` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert sorted(set(listed)) == sorted({str(path.parent) for path in MODULES})
@@ -40,7 +40,7 @@ def test_every_path_is_there(page: Path) -> None:
 
 
 def test_every_line_to_look_for_is_there() -> None:
-    """A function or class that the page sends a reader to stands in the file that it names."""
+    """A function or class that the page cites is in the cited file."""
     named = re.findall(r"`(\w+)` of `([\w/]+\.py)`", PAGE.read_text(encoding="utf-8"))
 
     assert len(named) > 5
@@ -49,12 +49,12 @@ def test_every_line_to_look_for_is_there() -> None:
 
 
 def test_the_table_has_every_arrow() -> None:
-    """The table of imports is what `make arrows` writes today."""
+    """The table of imports equals the output of `make arrows`."""
     assert TABLE.findall(PAGE.read_text(encoding="utf-8")) == [table()]
 
 
 def test_every_arrow_of_the_drawings_goes_down() -> None:
-    """Both drawings show all packages, the second one every room that is a folder; imports lead to lower lines."""
+    """Both drawings show all packages, the second one every room that is a folder; imports point to lower lines."""
     packages, rooms = blocks(PAGE.read_text(encoding="utf-8"), "text")
     folders = {one for one in between(room) if is_drawn(one) and path_of(one).endswith("/")}
 
@@ -65,7 +65,7 @@ def test_every_arrow_of_the_drawings_goes_down() -> None:
 
 
 def drawn(drawing: str) -> dict[str, int]:
-    """Return the line of each room of a drawing; the first word of a line may be the package of those that follow."""
+    """Return the line of each room in a drawing; a line's first word can be the package of the others."""
     lines, own = {}, ""
     for number, line in enumerate(drawing.splitlines()):
         first = re.match(r"\w+(?= )", line)
@@ -78,7 +78,7 @@ def drawn(drawing: str) -> dict[str, int]:
 
 
 def upward(lines: Mapping[str, int], graph: Mapping[str, Collection[str]]) -> list[tuple[str, str]]:
-    """Return the arrows of a graph that lead to the same line or a higher one."""
+    """Return the imports of a graph that point to the same line or a higher one."""
     return [
         (one, other)
         for one, others in graph.items()

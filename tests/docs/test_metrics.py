@@ -26,7 +26,7 @@ SCRAPED = (
 
 
 def series(row: metrics_page.Row) -> list[str]:
-    """Return the names under which a metric is asked for."""
+    """Return the names of a metric's time series."""
     return (
         [f"{row.name}{end}" for end in ("_bucket", "_sum", "_count")]
         if row.kind == "histogram"
@@ -35,7 +35,7 @@ def series(row: metrics_page.Row) -> list[str]:
 
 
 def values(registry: CollectorRegistry, metric: str, label: str) -> set[str]:
-    """Return the values of a label that a metric shows now."""
+    """Return the values of a label that a metric exposes now."""
     families = [family for family in registry.collect() if family.name == metric]
     return {sample.labels[label] for family in families for sample in family.samples}
 
@@ -46,7 +46,7 @@ def described(label: str) -> set[str]:
 
 
 def test_the_page_is_written_from_the_programs() -> None:
-    """The page is what `make metrics` writes from the programs."""
+    """The page equals the output of `make metrics`."""
     assert metrics_page.PAGE.read_text(encoding="utf-8") == metrics_page.page()
 
 
@@ -69,7 +69,7 @@ def test_values_of_labels_are_those_of_the_agent() -> None:
 
 
 def test_words_about_containers_are_those_of_the_code() -> None:
-    """Every word that agent/metrics.py has for a container is in the page, and no other."""
+    """The page has exactly the containers' label values of agent/metrics.py."""
     code = Path(agent.metrics.__file__).read_text(encoding="utf-8")
     words = re.findall(r'yield "(\w+)"|_containers\.labels\("(\w+)"\)', code)
     assert {first or second for first, second in words} == described("state")
@@ -95,7 +95,7 @@ def queries() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("query", "words"), queries())
 def test_queries_ask_for_labels_that_there_are(query: str, words: str) -> None:
-    """Alerts and dashboard ask for metrics, labels and values that a program exposes, or that scraping adds."""
+    """Alerts and dashboard query only metrics, labels and values that a program exposes or scraping adds."""
     rows = {
         name: row for listed in metrics_page.programs().values() for row in listed for name in series(row)
     }

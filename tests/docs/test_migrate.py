@@ -1,4 +1,4 @@
-"""The migration guide's commands work, in their order, on an API server that holds what CMK and Crane leave behind."""
+"""The migration guide's commands, run in order on an API server with objects of CMK and Crane."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 USERS = ("telco", "team", "crane-system")
 SECONDS = 120.0
 CORES = "cmk.intel.com/exclusive-cores"
-KINDS = f"pods,{OF_USERS}"  # here nothing is drained: the pods stay too
+KINDS = f"pods,{OF_USERS}"  # nothing is drained here, so pods must remain too
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture
 def here(api: ApiServer, tmp_path: Path) -> Shell:
-    """Return a reader's shell."""
+    """Return a shell for the guide's commands."""
     return shell(api, tmp_path)
 
 
 def walk(here: Shell, title: str) -> None:
-    """Do what a chapter says: every command."""
+    """Run every command of a chapter."""
     way = Walk(here.run, title)
     way.through(way.left[-1])
 
 
 def half_way(api: ApiServer) -> None:
-    """Check the mixed state: one node is over, on the other one CMK runs as before, with its rights."""
+    """Check the mixed state: one node is migrated, and on the other one CMK still runs with its rights."""
     assert len(rights(api)) == 10
     daemon_sets = api.kubectl("-n", "default", "get", "daemonsets", "-o=name").stdout.split()
     assert daemon_sets == ["daemonset.apps/cmk-reconcile-nodereport-ds-node-2"]
@@ -50,10 +50,10 @@ def half_way(api: ApiServer) -> None:
 
 
 def test_from_cmk(api: ApiServer, here: Shell) -> None:
-    """Nothing of CMK is left, the workload's command line is unchanged, and it and the agent run on the node.
+    """Nothing of CMK is left, and the workload, with the same command line, and the agent run on the node.
 
-    CMK's account, to which seven roles and eight bindings gave rights, has none; before the second node is over it
-    has all of them. No object of users was deleted.
+    CMK's account keeps its rights, by seven roles and eight bindings, until the second node is migrated, and then has
+    none. No object of users is deleted.
     """
     assert len(rights(api)) == 10
     users = of_users(api, USERS, KINDS)
@@ -127,7 +127,7 @@ def test_every_pod_of_users_is_injected(
 
 
 def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
-    """A node of one group leaves: its labels go, the agent of the other node and the webhook stay."""
+    """A node of a group is migrated back: its labels are removed; the other node's agent and the webhook remain."""
     way = Walk(here.run)
     block = next(block for block in way.left if "uninstall --host-list=node-2" in block)
     with ThreadPoolExecutor(1) as pool:
@@ -141,7 +141,7 @@ def test_back_to_cmk(api: ApiServer, here: Shell) -> None:
 
 
 def finish(api: ApiServer, pod: str) -> None:
-    """Let a pod succeed, as its kubelet would."""
+    """Set a pod's phase to Succeeded, as its kubelet does."""
     deadline = time.monotonic() + SECONDS
     patch = ("patch", "pod", pod, "--subresource=status", "-p", '{"status": {"phase": "Succeeded"}}')
     while api.kubectl("-n", "corepin-agent", *patch, check=False).returncode:
@@ -150,7 +150,7 @@ def finish(api: ApiServer, pod: str) -> None:
 
 
 def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:
-    """The commands of this chapter work; the node is schedulable at its end."""
+    """The chapter's commands succeed, and the node is schedulable at the end."""
     walk(here, "From the kubelet's static policy")
 
     assert api.get("node", "node-1")["spec"].get("unschedulable") is None
@@ -158,7 +158,7 @@ def test_from_the_static_policy(api: ApiServer, here: Shell) -> None:
 
 
 def test_from_crane(api: ApiServer, here: Shell) -> None:
-    """Crane's agent is on again after the way back, and the workloads bear the word that corepin reads.
+    """After the way back Crane's agent runs again, and the workloads have the annotation that corepin reads.
 
     The last one: the API server alone never finishes the deletion of corepin's namespaces.
     """

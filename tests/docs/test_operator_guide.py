@@ -19,7 +19,7 @@ PAGE = Path("docs/operator-guide.md").read_text(encoding="utf-8")
 
 
 def rows(title: str) -> dict[str, str]:
-    """Return the first two columns of the tables of a chapter, code without its marks."""
+    """Return the first two columns of a chapter's tables, without code marks."""
     found = re.findall(r"^\| `(.+?)` \|(.*?)\|", chapter(PAGE, title), re.MULTILINE)
     return {name: default.strip(" `") for name, default in found}
 
@@ -43,7 +43,7 @@ def test_flags_of_the_rotation() -> None:
     [("webhook", webhook), ("agent", agent), ("guard", guard), ("dashboard", dashboard)],
 )
 def test_flags_of_the_programs(title: str, program: ModuleType) -> None:
-    """The guide lists each flag of a program with its default; some of the agent's are in the table of variables."""
+    """The guide lists each flag of a program with its default; for the agent the table of variables counts too."""
     described = flags_in(chapter(PAGE, "Flags of the programs").partition(f"### Of the {title}\n")[2])
     parser = program.add_parser(argparse.ArgumentParser().add_subparsers())
     flags = {it.option_strings[0]: it.default for it in parser._actions if it.option_strings[0] != "-h"}
@@ -69,7 +69,7 @@ def test_annotations_of_the_secret() -> None:
 
 
 def test_variables_of_the_agents() -> None:
-    """The guide lists every DaemonSet variable that is not a path and no pod field, with its shipped or default value."""
+    """The guide lists every DaemonSet variable, except paths and pod fields, with its shipped or default value."""
     text = Path("manifests/base/agent.yaml").read_text(encoding="utf-8")
     env = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["env"]
     shipped = {

@@ -18,7 +18,7 @@ PAGES = [
     Path("SECURITY.md"),
     *sorted(Path("docs").rglob("*.md")),
 ]
-# Who runs the blocks of a page: commands on a real API server, examples through webhook, planner or API server.
+# The test that runs a page's blocks: commands on a real API server, examples by webhook, planner or API server.
 RUN_BY = {
     "sh": {
         "README.md": "tests/test_readme.py::test_commands_work",
@@ -41,7 +41,7 @@ RUN_BY = {
         "architecture.md": "tests/docs/test_architecture.py::test_every_arrow_of_the_drawings_goes_down",
     },
 }
-NOT_RUN = "console"  # needs nodes, or the reader's own registry
+NOT_RUN = "console"  # language of blocks that need nodes or a registry
 
 
 def without_blocks(page: Path) -> str:
@@ -51,7 +51,7 @@ def without_blocks(page: Path) -> str:
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors that GitHub creates for a page's headings."""
     headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
     return frozenset(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
@@ -70,7 +70,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_cited_tests_exist(page: Path) -> None:
-    """A page that says where something is tested names a test that is there."""
+    """Every test that a page cites exists."""
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text(encoding="utf-8")):
         assert Path(path).exists(), path
         assert not name or name in written_in(Path(path)), f"{path}::{name}"
@@ -78,7 +78,7 @@ def test_cited_tests_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_block_is_known(page: Path) -> None:
-    """Each code block has a language for which a test runs the page's blocks or compares them."""
+    """Each code block has a language whose blocks a test runs or compares."""
     languages = {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))} - {NOT_RUN}
     for language in languages:
         path, _, name = RUN_BY[language][page.name].partition("::")
@@ -86,14 +86,14 @@ def test_every_block_is_known(page: Path) -> None:
 
 
 def test_every_runner_has_blocks_to_run() -> None:
-    """The table RUN_BY lists no page for a language that the page does not use."""
+    """RUN_BY has no language that its page does not use."""
     pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     listed = [(language, name) for language, by in RUN_BY.items() for name in by]
     assert [pair for pair in listed if not blocks(pages[pair[1]], pair[0])] == []
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    """A reader finds each page of docs/."""
+    """The README links each page of docs/."""
     readme = Path("README.md").read_text(encoding="utf-8")
     pages = [page for page in PAGES if page.parent == Path("docs")]
     assert [page for page in pages if f"]({page})" not in readme] == []

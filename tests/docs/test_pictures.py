@@ -1,4 +1,4 @@
-"""The pictures of the README are what the programs show."""
+"""The pictures of the README."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_map_is_drawn_so() -> None:
 
 
 def test_the_map_shows_every_line() -> None:
-    """The picture has a title and its text as characters, so that screen readers can read it."""
+    """The picture has a title, and text as characters for screen readers."""
     root = ElementTree.fromstring(drawn())  # noqa: S314 - our own
     text = "\n".join("".join(it.itertext()) for it in root.iter("{http://www.w3.org/2000/svg}text"))
     assert root[0].text

@@ -23,7 +23,7 @@ EXAMPLES = Path("examples")
 
 
 def documents(name: str) -> list[dict[str, Any]]:
-    """Return the objects of a file of the base."""
+    """Return the objects of a file of manifests/base."""
     return list(yaml.safe_load_all((BASE / name).read_text(encoding="utf-8")))
 
 
@@ -81,7 +81,7 @@ def test_every_policy_is_documented() -> None:
 
 @pytest.mark.server
 def test_examples_work(api: ApiServer) -> None:
-    """A real API server takes quota and policy; the policy refuses a pod that asks, until its namespace is labelled."""
+    """A real API server accepts quota and policy; the policy refuses pods that ask for CPUs in unlabelled namespaces."""
     quota, policy = blocks(PAGE, "yaml")
     api.kubectl("apply", "--validate=strict", "--dry-run=server", "-f", "-", input=quota)
     api.kubectl("apply", "--validate=strict", "-f", "-", input=policy)

@@ -19,9 +19,9 @@ from tests.tables import table
 
 PAGE = Path("docs/troubleshooting.md").read_text(encoding="utf-8")
 HOLE = "…"
-ENOUGH_WORDS = 3  # texts with fewer words are no sentences
+ENOUGH_WORDS = 3  # shorter texts are no messages
 EDGES = " ,;:.()"
-# Where the texts of each section are made.
+# The modules that create the messages of each section.
 PODS = (
     "pinning/pods/annotations.py",
     "pinning/pods/budget.py",
@@ -97,7 +97,7 @@ SECTIONS = {
     "CPUs that are not quiet": QUIET,
     "Errors of `cmk isolate`": WRAPPERS,
 }
-# Texts of those modules that are made elsewhere, or that no user sees.
+# Texts in these modules that belong to other sections, or that users do not see.
 ELSEWHERE = {
     "Refusals and warnings about pods": ("webhook/review/response.py", "webhook/rules/injection.py"),
     "Refusals and warnings about virtual machines": (),
@@ -113,8 +113,8 @@ ELSEWHERE = {
 IN_C = {"Errors of `cmk isolate`": SHIM}
 UNHEARD = {
     "pinning/allocation/static_policy.py"
-}  # the kubelet's own choice, which is compared with and never refuses a claim
-# The last two are what the API server writes into an annotation.
+}  # the kubelet's allocation, which is only compared and never refuses a claim
+# The last two are from an annotation that the API server writes.
 NOT_SHOWN = {
     *("dict[str, Any]", "a number of ", "another value"),
     *("LimitRanger plugin set: ", "cpu limit for container "),
@@ -136,13 +136,13 @@ NOT_SHOWN = {
         "all connections of the node are in use, and this container has its share of them",
     ),
     *("; name another --cmk-install-dir", "no socket in ", "another program writes to "),
-    # what irqbalance is sent, and a text of which the page has the words before the hole
+    # a request to irqbalance, and a text of which the page has the part before the placeholder
     *("settings ban irqs ", "settings ban irqs NONE", "the bound of CPU {}"),
 }
 
 
 def test_every_maker_of_messages_is_looked_at() -> None:
-    """Every module that makes causes or refusals is in the lists of this test."""
+    """Every module that creates causes or refusals is in the lists of this test."""
     listed = {
         *UNHEARD,
         *PODS,
@@ -167,7 +167,7 @@ def first_cells(title: str) -> list[str]:
 
 
 def pieces(title: str) -> set[str]:
-    """Return the parts of the messages of a section, between their holes."""
+    """Return the messages of a section, split at their placeholders."""
     return {piece.strip(EDGES) for cell in first_cells(title) for piece in cell.split(HOLE)} - {""}
 
 
@@ -204,7 +204,7 @@ def test_every_documented_message_exists(title: str) -> None:
 )
 def test_names_are_documented_and_exist(title: str, names: Callable[[], set[str]]) -> None:
     """The first column has each name, and no other."""
-    known = names()  # read here, because each session of pytest imports this module, whichever tests it runs
+    known = names()  # read here and not at import, because pytest imports this module for any test run
     assert known
     assert set(first_cells(title)) == known
 

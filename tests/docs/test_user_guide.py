@@ -1,4 +1,4 @@
-"""The user guide is true: its examples are admitted and planned as it says, and its commands work."""
+"""The user guide: its examples are admitted and planned as described, and its commands succeed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = {yaml.safe_load(text)["metadata"]["name"]: text for text in blocks(PA
 
 
 def write(folder: Path) -> None:
-    """Save every example under its name, as the guide's commands expect it."""
+    """Save every example under the file name in the guide's commands."""
     for name, text in EXAMPLES.items():
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
 
@@ -59,7 +59,7 @@ def test_examples_are_admitted(name: str, tmp_path: Path, capsys: pytest.Capture
 def test_pods_get_what_the_guide_says(
     name: str, policy: str, running: int, idle: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a machine of two threads per core the plan gives each pod as many running and idle CPUs as the guide says."""
+    """On a machine with two threads per core the plan gives each pod the guide's numbers of running and idle CPUs."""
     write(tmp_path)
     machine = tmp_path / "machine.json"
     machine.write_text(lscpu_text("xeon-d-1541"))
@@ -90,7 +90,7 @@ def test_commands_work(api: ApiServer, tmp_path: Path) -> None:
 
 
 def test_attributes_of_claims_are_documented() -> None:
-    """The selector of a claim may name any attribute of a device, on a machine with several types of cores."""
+    """The guide lists every device attribute for selectors, here of a machine with several core types."""
     cores = tuple(replace(core, core_type=f"type {len(core.cpus)}") for core in HYBRID.cores)
     mixed = Topology(cores, HYBRID.online)
     devices = slice_devices(Offer(mixed, mixed.online, EMPTY, EMPTY, mixed.online))
@@ -100,7 +100,7 @@ def test_attributes_of_claims_are_documented() -> None:
 
 
 def test_every_user_has_a_chapter() -> None:
-    """Every chapter that the guide's first table names has an example, or says why there is none."""
+    """Every chapter in the guide's first table has an example, or states why it has none."""
     for title in ("CPUs of your own", "Whole cores and idle siblings", "NUMA nodes"):
         assert blocks(chapter(PAGE, title), "yaml")
     for title in ("Cores as with Intel CMK", "Virtual machines of KubeVirt", "Kata containers"):

@@ -1,4 +1,4 @@
-"""Docstrings, comments, messages and pages say who acts: plain words, as CONTRIBUTING.md asks for."""
+"""Plain words in docstrings, comments, messages and pages, as CONTRIBUTING.md requires: no word of the list."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = re.compile(
     r"\b(whoever|whomever|nobody|somebody|anybody|everybody|shall|told|meanwhile|those who)\b", re.IGNORECASE
 )
 
-SPOKEN = 2  # words: shorter texts are keys and names
+SPOKEN = 2  # minimum number of words; shorter texts are keys and names
 PAGES = [Path(name) for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
     Path("docs").rglob("*.md")
 )
@@ -42,28 +42,28 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def riddles(source: str) -> list[str]:
-    """Return the lines of prose in a module that have one of the words."""
-    if not WORDS.search(source):  # most modules: parsing all of them takes a minute
+    """Return the lines of a module's prose that have a word of the list."""
+    if not WORDS.search(source):  # skips most modules, because parsing all of them takes a minute
         return []
     return [f"{line}: {text}" for line, text in prose(source) if WORDS.search(text)]
 
 
 @pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=str)
 def test_prose_names_who_acts(path: Path) -> None:
-    """No docstring or comment has a word of the list where the field has a noun."""
+    """No docstring or comment has a word of the list."""
     assert riddles(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=str)
 def test_pages_name_who_acts(path: Path) -> None:
-    """No page has such a word, except in code."""
+    """No page has a word of the list, except in code."""
     text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text(encoding="utf-8")))
     assert [line for line in text.splitlines() if WORDS.search(line)] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_messages_name_who_acts(path: Path) -> None:
-    """No text of several words that a user may read has such a word."""
+    """No message has a word of the list."""
     if not WORDS.search(path.read_text(encoding="utf-8")):
         return
     spoken = {text for text in said.texts(str(path)) if len(text.split()) > SPOKEN}
@@ -81,7 +81,7 @@ def test_messages_name_who_acts(path: Path) -> None:
     ],
 )
 def test_words_are_found_in_prose(text: str) -> None:
-    """Docstrings of all kinds and comments are prose."""
+    """Words are found in all kinds of docstrings and in comments."""
     assert len(riddles(text)) == 1
 
 
@@ -94,5 +94,5 @@ def test_words_are_found_in_prose(text: str) -> None:
     ],
 )
 def test_values_and_names_are_no_prose(text: str) -> None:
-    """A user's name in a string, a variable and longer words are left alone."""
+    """Words are ignored in strings, variable names and as parts of longer words."""
     assert riddles(text) == []
