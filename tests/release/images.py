@@ -1,4 +1,4 @@
-"""Small Docker archives, as a builder writes them at some moment on some machine."""
+"""Small Docker archives with the build's time and host in them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Version: 12.2.0-14
 
 
 def distribution(name: str, version: str, more: str = "License-Expression: MIT") -> dict[str, str]:
-    """Return the file by which an installed distribution is known."""
+    """Return the METADATA file of an installed distribution, by its path."""
     path = f"{PYTHON}/{name}-{version}.dist-info/METADATA"
     return {path: METADATA.format(name=name, version=version, more=more)}
 

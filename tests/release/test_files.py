@@ -26,7 +26,7 @@ ROOT = Path()
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """Return the files that git knows of this checkout, as they are now."""
+    """Return a copy of this checkout's tracked files, with uncommitted changes."""
     folder = tmp_path_factory.mktemp("source")
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True, text=True).stdout
     there = (name for name in listed.split("\0") if name and Path(name).is_file())
@@ -36,7 +36,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.fixture(scope="module")
 def dist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of a release without image and plugin."""
+    """Return the folder of a built release, without image and plugin."""
     folder = tmp_path_factory.mktemp("dist")
     build_python(source, folder)
     build_chart(source, folder)
@@ -45,7 +45,7 @@ def dist(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_release_takes_away_nothing_but_another_release(tmp_path: Path) -> None:
-    """A release replaces only an earlier one: a folder with other files is refused, and one is named."""
+    """A release overwrites only an earlier release; a folder with other files is refused, and a file is named."""
     release, home = tmp_path / "dist", tmp_path / "home"
     make_room(release)
     (release / "corepin-1.2.3.tgz").touch()
@@ -91,7 +91,7 @@ def test_release_is_built_again_after_an_image_that_failed(
     ],
 )
 def test_release_keeps_files_that_only_have_such_a_name(tmp_path: Path, there: dict[str, str]) -> None:
-    """A file that only has the name of a release's file is kept, and the release is refused."""
+    """If a file has the name of a release's file but another content, it is kept and the release is refused."""
     for name, text in there.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ReleaseFailed, match="is not a release file"):
@@ -100,7 +100,7 @@ def test_release_keeps_files_that_only_have_such_a_name(tmp_path: Path, there: d
 
 
 def test_second_build_gives_the_same_bytes(source: Source, dist: Path, tmp_path: Path) -> None:
-    """Wheel, source distribution, chart and sums are built again byte for byte."""
+    """Wheel, source distribution, chart and checksums are reproducible byte for byte."""
     build_python(source, tmp_path)
     build_chart(source, tmp_path)
     write_sums(tmp_path)
@@ -122,7 +122,7 @@ def test_sums_are_those_of_the_files(dist: Path) -> None:
 
 
 def test_wheel_runs_from_a_venv_of_its_own(dist: Path, tmp_path: Path) -> None:
-    """Both commands start, every verb can be imported, and all of the code is the wheel's."""
+    """Installed from the wheel, both commands start, and every verb is imported from the wheel."""
     venv.create(tmp_path / "venv", symlinks=True)
     site = next((tmp_path / "venv/lib").glob("python*/site-packages"))
     (site / "libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n" + "\n".join(sys.path))
@@ -158,7 +158,7 @@ def test_wheel_holds_every_file_of_its_packages(dist: Path, source: Source) -> N
 
 
 def test_chart_is_packed_whole(dist: Path) -> None:
-    """The package holds the files of manifests/helm below the chart's name, sorted, of one time."""
+    """The chart's archive has the files of manifests/helm below the chart's name, sorted, with one timestamp."""
     (package,) = dist.glob("*.tgz")
     with tarfile.open(package) as archive:
         members = archive.getmembers()
@@ -173,7 +173,7 @@ def test_chart_is_packed_whole(dist: Path) -> None:
 
 
 def test_only_what_is_committed_is_released(tmp_path: Path) -> None:
-    """An uncommitted file is left out; the time is that of the commit, or SOURCE_DATE_EPOCH."""
+    """Uncommitted files are not released; timestamps are the commit's, or SOURCE_DATE_EPOCH."""
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "init.defaultBranch=main")
     here = tmp_path / "checkout"
     here.mkdir()

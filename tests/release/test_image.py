@@ -1,4 +1,4 @@
-"""The image of a release: nothing of the build is left, everything that was meant is."""
+"""Normalization of a release's image: no traces of the build, and unchanged content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.release.images import EPOCH, write_image
 
 
 def released(folder: Path, *, when: int, host: str) -> Path:
-    """Return the image of a release from one of a build."""
+    """Return the normalized image of a build."""
     folder.mkdir()
     built = write_image(folder / "built.tar", when=when, host=host)
     normalise(built, folder / "image.tar", "docker.io/library/corepin:1.2.3", EPOCH)
@@ -21,7 +21,7 @@ def released(folder: Path, *, when: int, host: str) -> Path:
 
 
 def test_another_build_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Time, host and container of the build are gone, from the settings and from the files."""
+    """Builds at other times and on other hosts give the same bytes."""
     first = released(tmp_path / "a", when=EPOCH + 100, host="a")
     second = released(tmp_path / "b", when=EPOCH + 900, host="b")
 
@@ -29,7 +29,7 @@ def test_another_build_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_image_is_what_was_built(tmp_path: Path) -> None:
-    """Normalising keeps files, user and command; digests are those of the layers, and old files keep their times."""
+    """Normalization keeps files, user, command and the times of old files; the digests are those of the layers."""
     image = released(tmp_path / "a", when=EPOCH + 100, host="a")
     archive = Archive(image)
 

@@ -23,13 +23,13 @@ from tests.environments.server.start import require
 
 VERSION = version_of(Path())
 MACHINE = {name: word for word, name in MACHINES.items()}[platform.machine()]
-LARGEST_MB = 8  # more libraries with byte code of their own, once for each Python, make the archive of a release larger
+LARGEST_MB = 8  # archive for one Python; a release's has compiled libraries for each Python, and is larger
 HERE = ".".join(map(str, sys.version_info[:2]))
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the plugin's archive with libraries for this Python alone."""
+    """Return the plugin's archive with libraries for this Python only."""
     work, dist = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("dist")
     source = Source(Path.cwd(), 1_700_000_000)
     build_python(source, dist)
@@ -39,7 +39,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.server
 def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> None:
-    """By manifest and archive alone: krew checks both, and kubectl finds the plugin and its verbs."""
+    """Krew installs the plugin from manifest and archive without a network, and kubectl runs its verbs."""
     krew, kubectl = require(KREW, KUBECTL)
     described = tmp_path / "corepin.yaml"
     described.write_text(manifest(VERSION, {MACHINE: archive}, "https://releases.example/corepin"))
@@ -67,7 +67,7 @@ def test_krew_installs_it_and_kubectl_runs_it(archive: Path, tmp_path: Path) -> 
 
 @pytest.mark.server
 def test_archive_has_nothing_that_no_verb_imports(archive: Path) -> None:
-    """The archive lacks what requirements.unused names, and has the module that reads kubeconfigs."""
+    """The archive has no path of requirements.unused, but has the module that reads kubeconfigs."""
     with tarfile.open(archive) as members:
         names = {name.removeprefix("lib/") for name in members.getnames()}
     assert "kubernetes/config/kube_config.py" in names
@@ -87,7 +87,7 @@ def test_size(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.server
 def test_another_krew_file_is_refused(archive: Path, tmp_path: Path) -> None:
-    """Krew holds the archive against the checksum of the manifest."""
+    """Krew refuses an archive that does not have the manifest's checksum."""
     (krew,) = require(KREW)
     document = yaml.safe_load(manifest(VERSION, {MACHINE: archive}, "https://releases.example/corepin"))
     for described in document["spec"]["platforms"]:
@@ -103,7 +103,7 @@ def test_another_krew_file_is_refused(archive: Path, tmp_path: Path) -> None:
 
 
 def test_manifest_names_every_machine(tmp_path: Path) -> None:
-    """Each kind of machine has an archive of its own, with its checksum."""
+    """The manifest has an archive with a checksum for each platform."""
     archives = {machine: tmp_path / f"{machine}.tar.gz" for machine in MACHINES}
     for machine, archive in archives.items():
         archive.write_text(machine)
@@ -119,6 +119,6 @@ def test_manifest_names_every_machine(tmp_path: Path) -> None:
 
 
 def test_libraries_are_the_locked_ones() -> None:
-    """Every library of the plugin is in the lock of what ships."""
+    """Every library of the plugin is in requirements.lock."""
     locked = Path("requirements.lock").read_text(encoding="utf-8")
     assert [name for name in needed() if f"{name}==" not in locked] == []

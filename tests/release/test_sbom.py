@@ -1,4 +1,4 @@
-"""The bill of materials: what is in the image, by CycloneDX's own schema."""
+"""The image's SBOM (CycloneDX)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bill_follows_the_schema(text: str) -> None:
 
 
 def test_every_package_is_listed_with_what_it_needs(text: str) -> None:
-    """Python's and Debian's packages have their package URLs, licenses where they state them, and their arrows."""
+    """Python and Debian packages have package URLs, licenses if stated, and their dependencies."""
     document: dict[str, Any] = json.loads(text)
     licenses = {it["purl"]: it.get("licenses") for it in document["components"]}
     needs = {it["ref"]: it.get("dependsOn", []) for it in document["dependencies"]}
@@ -57,7 +57,7 @@ def test_every_package_is_listed_with_what_it_needs(text: str) -> None:
 
 
 def test_bill_has_neither_number_nor_time(text: str) -> None:
-    """The bill has neither serial number nor time, so that the same image has the same bill."""
+    """The SBOM has neither serial number nor time, so that equal images have equal SBOMs."""
     document = json.loads(text)
     assert "serialNumber" not in document
     assert "timestamp" not in document["metadata"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_sizes_are_those_of_the_files_and_of_the_layers(tmp_path: Path) -> None:
-    """A file is known by its name without the version; an image counts as a file and as what a node pulls."""
+    """Sizes are listed by file name without the version; an image has the size of its file and its pull size."""
     (tmp_path / "corepin-1.2.3.tgz").write_bytes(b"x" * 500)
     image = write_image(tmp_path / "corepin-1.2.3-image.tar", when=EPOCH, host="a", large="x" * 1_000_000)
 
@@ -23,7 +23,7 @@ def test_sizes_are_those_of_the_files_and_of_the_layers(tmp_path: Path) -> None:
 
 
 def test_change_is_that_since_the_release_before() -> None:
-    """A smaller file has a negative change; a file that the release before did not have has none."""
+    """A smaller file has a negative change; a file that the earlier release does not have has no change."""
     now = {"corepin.tgz": 1_500_000, "corepin.yaml": 10_000}
     assert list(compared(now, {"corepin.tgz": 2_000_000})) == [
         "     1.50 MB  corepin.tgz (-0.50 MB)",

@@ -1,4 +1,4 @@
-"""The workflow files of a forge: they run the same targets as people do, and may do nothing else."""
+"""CI workflow files: they run targets of the Makefile, with minimal permissions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflow_calls_targets_that_are_there(path: Path) -> None:
-    """A workflow calls only targets of the Makefile, so that everything can be made at home."""
+    """A workflow runs only targets of the Makefile, so that developers can run the same."""
     called = {
         name
         for step in steps(path)
