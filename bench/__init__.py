@@ -1,4 +1,4 @@
-"""Benchmarks, each with a bare baseline in the same run, and the percentile that several of them print."""
+"""Benchmarks, each with a baseline in the same run, and a percentile function."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def percentile(times: Iterable[float], share: float) -> float:
-    """Return the time below which this share of the times lies; one of them, without interpolation."""
+    """Return the percentile of the times (nearest rank, without interpolation)."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

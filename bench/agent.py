@@ -1,4 +1,4 @@
-"""Memory and idle CPU of the agent on this machine, and cost of an edited pod until the kernel's read-back.
+"""Benchmark of the agent on this machine: memory, idle CPU, and the cost of a pod's edit until the kernel's read-back.
 
 `python -m bench.agent` (as root) runs real processes in real cgroups, by the local runtime, with all of the
 agent's libraries loaded. The kernel's cpusets are real; there is no CRI runtime, so its calls cost nothing.
@@ -34,12 +34,12 @@ LIBRARIES = (
 )
 SETTLE_SECONDS = 60
 IDLE_SECONDS = 65  # two sweeps
-# Runs the measured process with the modules of the image, which lacks httpx's command line (requirements.unused). Here it
-# would load click and Pygments.
+# Runs the measured process without httpx's command line, which the image does not have (requirements.unused); it would
+# load click and Pygments.
 AS_IN_IMAGE = "import sys; sys.modules['httpx._main'] = None; from bench.agent import main; main()"
 
 
-# Memory and idle CPU: an agent in a process of its own.
+# Memory and idle CPU of an agent in a separate process.
 
 
 def serve(folder: Path) -> None:
@@ -87,7 +87,7 @@ def pids(folder: Path) -> list[int]:
 
 
 def end_processes(folder: Path) -> None:
-    """End what the local runtime started, and remove its cgroups: every one of them slows the kernel's writes."""
+    """Kill the local runtime's processes and remove its cgroups, because each cgroup slows the kernel's writes."""
     running = pids(folder)
     roots = {root for pid in running for root in roots_of(pid)}
     for pid in running:

@@ -1,7 +1,7 @@
 """Time of one allocation on 256 CPUs in 8 NUMA nodes: `python -m bench.allocate`.
 
-Every case is timed five times and counts with its best time, so that a busy machine does not pass for a slow
-algorithm. The baseline is one pass over a list of integers that keeps the free ones, over the same cases.
+The time of a case is the best of five runs, so that a busy machine does not look like a slow algorithm. The
+baseline is one pass over a list of integers that keeps the free ones, for the same cases.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MICROSECONDS = 1e6
 
 
 class Act(Protocol):
-    """Choose a number of the free CPUs."""
+    """An allocator: chooses a number of the free CPUs."""
 
     def __call__(self, free: CPUSet, count: int, /) -> object:
         """Return the choice, or raise NotEnoughCPUs."""
@@ -107,13 +107,13 @@ def subjects(topology: Topology) -> list[Subject]:
 
 
 def grow(topology: Topology, free: CPUSet, count: int, /, **options: Any) -> Placement:
-    """Double the size of a claim, from CPUs scattered by earlier allocations."""
+    """Double a claim whose present CPUs are scattered."""
     keep = CPUSet(list(free)[:count:2])
     return place(topology, free - keep, count, keep=Placement(keep), **options)
 
 
 def seconds(act: Act, case: Case) -> float:
-    """Return the best time of one case; a refusal is an answer, too."""
+    """Return the best time of one case, also if the allocator refuses it."""
     best = float("inf")
     for _ in range(REPEATS):
         start = perf_counter()

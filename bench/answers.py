@@ -1,4 +1,4 @@
-"""One request to each webhook, whose answer must equal that of the others: only equal work is compared."""
+"""One request to each webhook; their answers must be equal, so that only equal work is compared."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def trusting(ca: Path) -> ssl.SSLContext:
 
 
 def ask_once(url: str, body: bytes, context: ssl.SSLContext) -> None:
-    """Send a request over a new connection, as clients of a server that closes them must."""
+    """Send a request over a new connection, for servers that close connections."""
     request = Request(url, body, {"content-type": "application/json"})  # noqa: S310 - https, to loopback
     with urlopen(request, timeout=10.0, context=context) as reply:  # noqa: S310 - raises unless it is a success
         reply.read()
 
 
 def ask(to: httpx.Client, url: str, body: bytes) -> bytes:
-    """Return a webhook's answer, whatever its content."""
+    """Return a webhook's answer without checking its content."""
     reply = to.post(url, content=body, headers={"content-type": "application/json"})
     if reply.status_code != httpx.codes.OK:
         raise WrongAnswer(f"{url} answers {reply.status_code}: {reply.text[:200]}")
@@ -45,7 +45,7 @@ def ask(to: httpx.Client, url: str, body: bytes) -> bytes:
 
 
 def changed_pod(body: bytes, answer: bytes) -> Any:
-    """Return the pod of a review after the patch of its answer, without empty members."""
+    """Apply the answer's patch to the review's pod, and return the pod without empty members."""
     request, response = json.loads(body)["request"], json.loads(answer)["response"]
     if response["uid"] != request["uid"] or response["allowed"] is not True or "patch" not in response:
         raise WrongAnswer(f"no patch for the review: {json.dumps(response)[:200]}")

@@ -1,4 +1,4 @@
-"""Writes and read-backs of an agent's cpusets without the agent, as the baseline of an edit."""
+"""Baseline of an edit: the agent's cpuset writes and read-backs, without the agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNK: Final = 4096
 
 
 class Moment(NamedTuple):
-    """A moment by the clock, and by the CPU time of the process."""
+    """Wall time and the process's CPU time at one moment."""
 
     wall: float
     cpu: float
@@ -28,14 +28,14 @@ class Moment(NamedTuple):
         return cls(time.perf_counter(), time.process_time())
 
     def since(self, other: Moment) -> Moment:
-        """Return the seconds between two."""
+        """Return the wall and CPU seconds since another moment."""
         return Moment(self.wall - other.wall, self.cpu - other.cpu)
 
 
 def bare_writes(hierarchy: Hierarchy, cpusets: Mapping[str, CPUSet], universe: CPUSet) -> Iterator[Moment]:
-    """Move all cgroups elsewhere and back; yield the seconds of each of the two moves.
+    """Move all cgroups to other CPUs and back; yield the time of each of the two moves.
 
-    Between the two the cgroups are off their CPUs: the agent must not run before the second.
+    The agent must not run between the two, while the cgroups are on other CPUs.
     """
     one_cpu = CPUSet([universe.lowest()])
     here = {f"{hierarchy.folder(cgroup)}": cpus for cgroup, cpus in cpusets.items()}

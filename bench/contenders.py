@@ -1,4 +1,4 @@
-"""The measured webhooks: how each is started, and its expected answer."""
+"""The measured webhooks, with their commands and expected answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ mutations:
 
 
 SIBLINGS = "siblings"  # pods of one ReplicaSet, the usual source of many pods at once
-STRANGERS = "strangers"  # no two pods have their containers in common
+STRANGERS = "strangers"  # pods that have no containers in common, so that no cache hits
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Contender:
 
     @property
     def url(self) -> str:
-        """Where it takes reviews."""
+        """Its URL for reviews."""
         return f"https://127.0.0.1:{self.port}/mutate"
 
     @property
@@ -71,12 +71,12 @@ class Pair:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that all but CMK understand."""
+        """The flags of all webhooks except CMK's."""
         return ("--tls-cert", str(self.certificate), "--tls-key", str(self.key))
 
 
 def issue(folder: Path) -> Pair:
-    """Write a fresh pair for this machine."""
+    """Write a new certificate and key for this machine."""
     ca = CA.create()
     leaf = ca.issue_cert("localhost", addresses=(IPv4Address("127.0.0.1"),))
     pair = Pair(folder / "ca.crt", folder / "tls.crt", folder / "tls.key")
@@ -111,7 +111,7 @@ def constants(pair: Pair, answer: Path) -> Iterator[Contender]:
 
 
 def go(pair: Pair, program: Path) -> Contender:
-    """Return the Go webhook on one thread, as it has one CPU."""
+    """Return the Go webhook with GOMAXPROCS=1, because it has one CPU."""
     port = free_port()
     listen = ("--listen", f"127.0.0.1:{port}")
     return Contender(GO, (str(program), *listen, *pair.flags), port, {"GOMAXPROCS": "1"})

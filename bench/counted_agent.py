@@ -1,6 +1,6 @@
-"""The agent with counters: passes, calls of the runtime, looks at the machine. `bench.pod_cost` runs it.
+"""The agent with counters of passes, runtime calls and machine reads, for `bench.pod_cost`.
 
-`python -m bench.counted_agent COUNTS FLAGS...` writes the counts of every SIGUSR1 to the file COUNTS, as JSON.
+`python -m bench.counted_agent COUNTS FLAGS...` writes the counts to the file COUNTS as JSON at each SIGUSR1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTED: Final[tuple[tuple[type, str, str], ...]] = (
 
 
 def counting(call: Callable[..., Any], name: Callable[..., str]) -> Callable[..., Any]:
-    """Return a call with a counter."""
+    """Return a function that counts and calls another one."""
 
     @wraps(call)
     def counted(*arguments: Any, **options: Any) -> Any:

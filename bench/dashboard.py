@@ -33,7 +33,7 @@ MACHINE: Final = grid(2, 4, 4, 4)  # 128 cores of two threads
 OWNERS: Final = 20  # of each node, of two cores each
 ROUNDS: Final = 5
 SMALL: Final = 5
-# Milliseconds from the start of the navigation until all rows are there, as the page's own clock has them.
+# Milliseconds from the start of the navigation until all rows exist, by the page's clock.
 UNTIL_DRAWN: Final = """count => new Promise(done => {
   const look = () => document.querySelectorAll('tr[data-node]').length >= count ? done(performance.now()) : requestAnimationFrame(look);
   look();
@@ -54,9 +54,9 @@ class Measured:
     first_paint: float
     all_rows: float
     node_page: float  # until the 256 CPUs of a node are drawn
-    change: float  # from the API server's answer to a changed annotation until the cell has changed
+    change: float  # from the API server's response to a changed annotation until the cell has changed
     page_heap: float
-    page_resident: float  # of the browser's process that draws
+    page_resident: float  # of the renderer process
 
 
 def documents(count: int) -> Iterator[Document]:
@@ -72,7 +72,7 @@ def documents(count: int) -> Iterator[Document]:
 
 @contextmanager
 def running(count: int) -> Iterator[tuple[Dashboard, float]]:
-    """Run a dashboard beside a filled API server; yield it and how long it took to list everything."""
+    """Run a dashboard with a filled API server; yield it with the duration of its first lists."""
     with (
         tempfile.TemporaryDirectory(prefix="corepin-bench-") as folder,
         start_servers(directory=Path(folder)) as server,
@@ -127,7 +127,7 @@ def of_node(shown: Dashboard, browser: Browser, number: int) -> tuple[float, flo
 
 @contextmanager
 def tab(browser: Browser) -> Iterator[Page]:
-    """Yield a tab of its own, without a cache."""
+    """Yield a new tab without a cache."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     try:
         yield context.new_page()
@@ -150,7 +150,7 @@ def resident_mb(pid: int) -> float:
 
 
 def table(small: Measured, large: Measured, count: int) -> Iterator[str]:
-    """Yield the lines: each figure of both clusters, and the ratio."""
+    """Yield a line for each figure: both clusters and the ratio."""
     yield f"{'':<16}{f'{SMALL} nodes':>14}{f'{count} nodes':>14}{'ratio':>10}"
     for field in fields(Measured):
         one, other = getattr(small, field.name), getattr(large, field.name)

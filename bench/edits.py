@@ -1,7 +1,7 @@
 """Repeated edits of one pod: time and cost until the kernel's read-back for every container of the node.
 
-Agent, stop watch and an API server that accepts everything are in one process. Seconds depend on the machine:
-so between two edits the cpusets of the same containers are written and read back bare, and the target is a
+Agent, stop watch and an API server that accepts everything are in one process. Because times depend on the
+machine, the same cpusets are written and read back without the agent between two edits, and the target is a
 ratio. The clock starts when the watch has delivered the edit, and stops at the last read-back of its pass.
 """
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 CRANE: Final = "qos.gocrane.io/cpu-manager"
 POLICIES: Final = ("exclusive", "none", "share", "exclusive", "share", "none", "exclusive", "none")
-LOOK_SECONDS: Final = 0.01  # between checks whether the agent is idle
+LOOK_SECONDS: Final = 0.01  # poll interval of the idle check
 IDLE_SHARE: Final = 0.05  # CPU share of an idle agent
-LIMITS: Final = ((0.5, 3.0), (0.99, 5.0))  # share of the edits, medians of the bare writes
+LIMITS: Final = ((0.5, 3.0), (0.99, 5.0))  # percentile, and its limit in medians of the baseline
 MOVING: Final = "that move every container"
 POD: Final = """\
 apiVersion: v1
@@ -82,11 +82,11 @@ class Taken:
 
     # from the delivery to the last read-back, by kind
     edits: dict[str, list[Moment]] = field(default_factory=dict)
-    bare: list[Moment] = field(default_factory=list)  # as many writes, each read back
+    bare: list[Moment] = field(default_factory=list)  # baseline: the same number of writes, each read back
     delivery: list[float] = field(default_factory=list)  # from the edit until the watch delivered it
     # until the checkpoint was written; it is flushed after the edit
     disk: list[float] = field(default_factory=list)
-    whole_cpu: float = 0.0  # of the process for all edits, including the work after the read-back
+    whole_cpu: float = 0.0  # CPU time of the process for all edits, including work after the read-back
     requests: Counter[str] = field(default_factory=Counter)  # to the API server, by kind
 
 
@@ -122,7 +122,9 @@ class StopWatch:
 
     def __init__(self, agent: Agent, interfaces: Interfaces) -> None:
         self.delivered = self.read_back = Moment.now()
-        self._last = 0.0  # read, on the clock: asking for CPU time costs more than a read
+        self._last = (
+            0.0  # wall time of the last read; the CPU time is not taken, because that costs more than a read
+        )
         self._submit, self._watch, self._read = (
             agent.publisher.submit,
             interfaces.pods.watch,
@@ -160,7 +162,7 @@ class StopWatch:
 
 
 def is_settled(state: NodeState, policy: str, count: int) -> bool:
-    """Return whether the kernel's read-back is right for every container."""
+    """Return whether the read-back of every container has its CPUs."""
     found: dict[str, ContainerState] = {
         pod.name: container for pod in state.pods for container in pod.containers
     }
@@ -209,7 +211,7 @@ async def measure_edits(folder: Path, pods: int, edits: int) -> Taken:
 
 
 async def _measure_bare(agent: Agent, watch: StopWatch, taken: Taken) -> None:
-    """Write the cpusets of all containers bare; the agent then finds its own values again."""
+    """Measure the baseline writes, after which all cpusets have the agent's values again."""
     records = agent.reconciler.observer.records.values()
     cpusets = {record.cgroup: record.applied for record in records if record.cgroup}
     taken.bare += bare_writes(
@@ -231,7 +233,7 @@ async def _measure_edit(
 
 
 async def _until_idle() -> None:
-    """Wait until proof, reports and updates of the runtime are done."""
+    """Wait until the agent's CPU share is below IDLE_SHARE, so that checks, reports and runtime updates are done."""
     while True:
         began = Moment.now()
         await asyncio.sleep(LOOK_SECONDS)
@@ -260,7 +262,7 @@ def table(taken: Taken) -> Iterator[str]:
 
 
 def _verdicts(edits: Sequence[Moment], bare: Sequence[Moment]) -> Iterator[str]:
-    """Yield whether the edits that move every container meet their limits, in medians of the bare writes."""
+    """Yield whether the edits that move every container are within their multiples of the baseline's median."""
     (wall, bare_wall), (cpu, bare_cpu) = (
         ([getattr(moment, clock) for moment in edits], [getattr(moment, clock) for moment in bare])
         for clock in Moment._fields

@@ -1,4 +1,4 @@
-"""Build of the Go programs for comparison, with the builder and the cache of the test servers."""
+"""Build of the Go programs that are compared, with the builder and the cache of the test servers."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from typing import Final
 from bench.agent import IDLE_SECONDS, cpu_seconds, end_processes, pids, resident_mb
 
 MACHINES: Final = 50
-THREADS: Final = 100  # of each
+THREADS: Final = 100  # of each VM
 VCPUS: Final = 16
-SETTLE_SECONDS: Final = 600  # until all threads are there, on a busy machine
+SETTLE_SECONDS: Final = 600  # timeout until all threads exist
 LIMIT: Final = 0.005  # of a core
 PROGRAM: Final = f"""
 import threading
@@ -39,7 +39,7 @@ end.wait()
 
 
 def pod(number: int, *, is_machine: bool) -> str:
-    """Return a pod: the same process is a virtual machine in a sandbox, or any program."""
+    """Return a pod whose process looks like a VM in a sandbox, or like any program."""
     program = "/usr/bin/qemu-system-x86_64" if is_machine else "/usr/bin/server"
     guest = ["-name", f"sandbox-{number},debug-threads=on", "-smp", f"{VCPUS},maxcpus={VCPUS}"]
     command = ["bash", "-c", f'exec -a "$0" {sys.executable} -c "$@"', program, PROGRAM, *guest]
@@ -50,7 +50,7 @@ def pod(number: int, *, is_machine: bool) -> str:
         "metadata": {"name": f"pod-{number}", "uid": f"uid-{number}"},
         "spec": spec | ({"runtimeClassName": "kata"} if is_machine else {}),
     }
-    return json.dumps(document)  # which is YAML
+    return json.dumps(document)  # JSON is valid YAML
 
 
 def threads(folder: Path) -> int:

@@ -1,8 +1,8 @@
 """`python -m bench.largest`: CPU time and memory of the webhook for the largest reviews of an API server.
 
 The largest stored pod has 1.5 MiB, etcd's limit, of which each `<` is six bytes on the wire; an update
-carries it twice. The tests' aimed bodies, up to the limit of a body, are measured too. Rounds are in turns,
-figures the median.
+has it twice. Crafted bodies of the tests, up to the body limit, are measured too. Rounds are interleaved, and
+figures are medians.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.webhook.hostile_bodies import POD, bodies, review
 from tests.webhook.mounted import Mounted, pair
 from tests.webhook.serving import Server, serving
 
-STORED_BYTES: Final = 3 * 2**19  # etcd's --max-request-bytes, as it is by default
+STORED_BYTES: Final = 3 * 2**19  # default of etcd's --max-request-bytes
 MOST_MS: Final = 100.0
 MOST_MB: Final = 225.0
 NANOSECONDS: Final = 1e9
 
 
 def largest_pod(mark: str) -> str:
-    """Return the largest pod that can be stored, as the API server writes it; `mark` varies its claim."""
+    """Return the JSON of the largest pod that can be stored; `mark` varies its claim."""
     given = {
         "metadata": {"name": "p", "annotations": {"qos.gocrane.io/cpu-manager": mark}},
         "spec": {"containers": [{"name": "main", "args": [""]}]},

@@ -1,4 +1,4 @@
-"""Load on one server, by wrk if it keeps connections, with the kernel's figures of its cost."""
+"""Load on one server, by wrk if it keeps connections, and the server's CPU time and memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SCRIPT = Path(__file__).parent / "post.lua"
-CONNECTIONS = 8  # an API server has a few to each webhook
+CONNECTIONS = 8  # like an API server, which has a few to each webhook
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class LoadFailed(Exception):
-    """wrk is missing, or an answer was not a success."""
+    """wrk is missing, or a response is not a success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sample:
 
 
 def require_tools(cpus: Sequence[int]) -> None:
-    """Raise unless the tools exist, with a CPU each for server and load."""
+    """Raise LoadFailed unless wrk exists and there are two CPUs, for server and load."""
     if len(cpus) < 2:
         raise LoadFailed("two CPUs are needed: one for the server, one for the load")
     for tool, package in (("wrk", "wrk"), ("taskset", "util-linux")):
@@ -84,7 +84,7 @@ def _threads(ask: Callable[[], object], seconds: int, cpu: int) -> dict[str, flo
     begun = time.perf_counter()
 
     def ask_on() -> list[float]:
-        os.sched_setaffinity(0, {cpu})  # of this thread
+        os.sched_setaffinity(0, {cpu})  # applies to this thread
         took = []
         while (at := time.perf_counter()) < begun + seconds:
             ask()

@@ -1,8 +1,8 @@
 """Cost of counting noise on a large node: CPU time of one round, and its share of one CPU.
 
-`python -m bench.noise` writes files like those of the kernel into memory: 256 CPUs, interrupts of which some
-fired since the last round, and containers with threads of which some ran. The kernel's own time for its files
-is not in these figures; it is in that of this machine's own /proc, which is measured beside it.
+`python -m bench.noise` writes files like the kernel's into memory: 256 CPUs, interrupts of which some fired
+since the last round, and containers with threads of which some ran. These figures do not include the kernel's
+time for its files; a round on this machine's own /proc, which does, is measured too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Load:
     active: int  # interrupts that fired
     containers: int
     threads: int  # of each container
-    running: int  # of these
+    running: int  # running threads of each container
 
 
 LOADS: Final = (

@@ -1,10 +1,9 @@
 """`python -m bench.nri`: delay of a container's creation by the agent, compared with a minimal Go plugin.
 
-NRI's own runtime side, the Go library that containerd has inside, calls both plugins in turn: ours in a
-process that does one full pass after the other on a simulated node of 256 CPUs and 250 containers, each of
-which moves them all, and one with the real Go stub that answers every container alike. Both validate every
-creation, too. The handler's own time is measured in the agent's process, the time of a round trip by the Go
-library.
+NRI's Go library for runtimes, which containerd uses, calls both plugins in turn: ours, in a process that runs
+one full pass after the other on a simulated node of 256 CPUs, each of which moves its 250 containers, and one
+with NRI's Go stub and a constant answer. Both also validate every creation. The handler's time is measured in
+the agent's process, and the round trip by the Go library.
 """
 
 from __future__ import annotations

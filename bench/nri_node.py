@@ -1,7 +1,7 @@
 """The agent of `bench.nri`: real passes and the real plugin on a simulated node.
 
 Runtime and cgroups are in memory, the checkpoint is a file. The machine has 256 CPUs; half of the containers
-hold CPUs of their own, and each pass moves the other half, because one claim is added or removed.
+have exclusive CPUs, and each pass moves the other half, because one claim is added or removed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TimedPlugin(Plugin):
         self.seconds: list[float] = []
 
     def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.CreateContainerResponse:
-        """Answer as the plugin does."""
+        """Call the plugin, and record the time."""
         began = time.perf_counter()
         try:
             return super().create_container(pod, container)
@@ -60,7 +60,7 @@ def node_with(folder: Path, socket: Path, plugin: Plugin) -> FakeNode:
 
 
 async def work(node: FakeNode, *, passes: bool) -> int:
-    """Run passes until stdin has input; return their number."""
+    """Run passes, if requested, until stdin has input; return their number."""
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     done = 0
     await node.run_pass()

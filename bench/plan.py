@@ -1,8 +1,8 @@
 """Time of a plan on 256 CPUs in 8 NUMA nodes with 250 containers: `python -m bench.plan`.
 
-The baseline is one pass over the containers that compares each one's cpuset with the wanted one, which is the
-least that any level-triggered agent does. CPU time is measured, and each case counts with the best of its
-repeats; of the cases of one kind the worst and the median are shown.
+The baseline is one pass over the containers that compares each cpuset with the wanted one, the minimum work of
+any level-triggered agent. CPU time is measured, as the best of some repeats; for the cases of one kind the worst
+and the median are shown.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def cold(topology: Topology) -> Observed:
 
 
 def done(observed: Observed, planned: Plan) -> Observed:
-    """Return the node after every action of a plan."""
+    """Return the node after all actions of a plan."""
     cpus = {action.container_id: action.cpus for action in planned.actions}
     return Observed(
         observed.topology,
@@ -143,7 +143,7 @@ def cases(topology: Topology) -> Iterator[Case]:
     for name, observed in changes(settled):
         yield Case(f"one change: {name}", 5, observed, first.ledger)
     lost = Observed(offline, offline.online, settled.pods, settled.containers)
-    plan(lost, first.ledger, DEFAULT)  # the tables of the machine with other CPUs online are made once
+    plan(lost, first.ledger, DEFAULT)  # fills the cache for the machine with other online CPUs
     yield Case("one change: a core goes offline", 5, lost, first.ledger)
 
 

@@ -1,8 +1,8 @@
 """`python -m bench.pod_cost` (as root): cost of one pod for the agent on a real containerd with NRI.
 
-Counts of passes, calls of the runtime and looks at the machine do not depend on the load of the machine; CPU
-time hardly does. Pods are created over CRI and their manifests lie in a folder, so the API server's part is
-not included.
+Counts of passes, runtime calls and machine reads do not depend on the load of the machine, and CPU time hardly
+does. Pods are created over CRI, with manifests in a folder, so the cost of the API server's watch is not
+included.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BYSTANDERS: Final = 5
-REST_SECONDS: Final = (
-    0.3  # between two changes, as the kubelet makes them: each is over before the next begins
-)
+REST_SECONDS: Final = 0.3  # between two changes, so that each is handled before the next
 IDLE_SECONDS: Final = 65.0  # two sweeps
 NANOSECONDS: Final = 1e9
 
@@ -112,7 +110,7 @@ def owner(node: ContainerdNode, name: str) -> None:
 
 
 def remove(node: ContainerdNode, name: str) -> None:
-    """Delete a pod, and its cgroup as the kubelet does: the agent looks at each cgroup that stays in every pass."""
+    """Delete a pod and, as the kubelet does, its cgroup, which the agent would read in every pass."""
     node.remove(name)
     node.containerd.remove_pod_cgroup(f"uid-{name}")
 

@@ -1,12 +1,11 @@
 """Delay of the agent's event loop while 4,000 interrupts are kept off quiet CPUs.
 
-`python -m bench.quiet` writes a tree like /proc/irq into memory, runs rounds as the agent does, and beside
-them a task that sleeps for a millisecond at a time, seven times over. The figure is the CPU time of the
-round's thread from when the task is due until it runs, because only that delays the loop; time of other
-programs is not included. The kernel's own work for each file is not included either: the agent holds no lock
-of Python's during a system call.
+`python -m bench.quiet` writes a tree like /proc/irq into memory, and runs rounds as the agent does, beside a task
+that sleeps for a millisecond at a time; seven repeats. The figure is the CPU time that the round's thread uses
+between the task's wake-up time and its run, because only that delays the loop. Other programs are not included,
+nor is the kernel's work for each file, because the agent does not hold the GIL during system calls.
 
-Last, a quiet pod comes or goes every 30 milliseconds, a thousand a minute, and the rounds and writes are counted.
+Finally a quiet pod is added or removed every 30 ms, and the rounds and writes are counted.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def write_node(folder: Path) -> None:
 
 
 class MemoryInterrupts(KernelInterrupts):
-    """Files that keep bytes beyond a shorter text written over them, unlike the kernel's."""
+    """Interrupts whose files are truncated by each write, because files in memory keep the rest of a longer text."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "irq", folder / "sys")
@@ -97,7 +96,7 @@ def keeper_of(folder: Path, interrupts: MemoryInterrupts) -> QuietKeeper:
 
 
 async def longest_hold(work: Callable[[], Value]) -> tuple[Value, float, float]:
-    """Return the result of work in a thread, its CPU time, and the longest delay of the loop in it."""
+    """Run work in a thread; return its result, its CPU time, and the longest delay of the loop that it causes."""
     clocks: list[int] = []
 
     def clocked() -> tuple[Value, float]:
@@ -125,7 +124,7 @@ def _clock(clocks: list[int]) -> float:
 
 
 def _waited() -> float:
-    """Return the time for which the loop's thread was runnable while others ran."""
+    """Return the run-queue wait of the loop's thread."""
     return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
@@ -154,7 +153,7 @@ def measure(folder: Path) -> None:
 
 
 async def churn(folder: Path) -> None:
-    """Print how many rounds and writes a quiet pod causes that comes and goes all the time."""
+    """Print the number of rounds and writes while a quiet pod is added and removed repeatedly."""
     interrupts = MemoryInterrupts(folder)
     quieting, rounds = Quieting(keeper_of(folder, interrupts)), 0
 

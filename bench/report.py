@@ -1,4 +1,4 @@
-"""Medians over the rounds, ratios to corepin's webhook, and whether the targets hold."""
+"""Report of the webhook benchmark: medians of the rounds, ratios to corepin's webhook, and targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TARGETS: Final = (  # CPU time per review: numerator, denominator, largest ratio
 
 
 def table(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[str]:
-    """Yield the lines: figures first, then the ratios of corepin's (below 1 is less)."""
+    """Yield the lines of figures, and then the ratios of corepin's figures to the others' (below 1: lower)."""
     heads = [head for head, _, _ in COLUMNS]
     yield _line("", heads)
     for name, samples in rounds.items():
@@ -52,7 +52,7 @@ def verdicts(rounds: Mapping[str, Sequence[Sample]]) -> Iterator[tuple[bool, str
 def _ratio(
     rounds: Mapping[str, Sequence[Sample]], name: str, other: str, read: Callable[[Sample], float]
 ) -> float:
-    """Return the median of the rounds' ratios, in which a slow round cancels out."""
+    """Return the median of the rounds' ratios, on which a slow round has no effect."""
     pairs = zip(rounds[name], rounds[other], strict=True)
     return median(read(mine) / read(theirs) for mine, theirs in pairs)
 

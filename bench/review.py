@@ -1,6 +1,6 @@
-"""`python -m bench.review`: time of the pure part of one review, step by step, without HTTP.
+"""`python -m bench.review`: time of one review without HTTP, step by step.
 
-Each figure is the best of several runs, without interruptions by the machine.
+Each figure is the best of several short runs, to exclude preemption.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
 RUNS = 200
-RUN_SECONDS = 0.003  # short enough to fall between two interruptions
+RUN_SECONDS = 0.003  # short, so that some runs are not preempted
 
 
 def steps() -> dict[str, Callable[[], object]]:
-    """Return each step as a function without arguments, the inner ones indented below the one that calls them."""
+    """Return each step as a function; names of nested steps are indented below their caller."""
     body = review()
     settings = Settings()
     decider = Decider(settings, BUILT_IN)
@@ -66,7 +66,7 @@ def steps() -> dict[str, Callable[[], object]]:
 
 
 def _call(endpoint: ReviewEndpoint, body: bytes) -> None:
-    """Serve one request whose body has arrived, with a client that reads everything at once."""
+    """Serve one request, with receive and send functions that do not wait."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body}
@@ -77,7 +77,7 @@ def _call(endpoint: ReviewEndpoint, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     scope: Scope = {"type": "http", "headers": headers}
     serving: Any = endpoint(scope, receive, send)
-    with contextlib.suppress(StopIteration):  # a coroutine that never waits ends so
+    with contextlib.suppress(StopIteration):  # a coroutine that never waits ends with StopIteration
         serving.send(None)
 
 

@@ -3,7 +3,7 @@
 A real kube-apiserver and etcd with `manifests/base` applied; on each node the real agent with all of its
 reports, the rights of the manifests and a token of its own node. Runtime, cgroups and CPUs of the nodes, the
 kubelet and the scheduler are simulated. Half of the pods are pinned. Each node gets its next pod when the
-last one was reported, so that no reports are coalesced: pods that come in a burst cost less.
+last one was reported, so that no reports are coalesced; pods in a burst cost less.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Measured:
     filling: Cost
     idling: Cost
     idle_seconds: float
-    bare_cpu_seconds: float  # of the API server, for the same pods without agents
+    bare_cpu_seconds: float  # CPU seconds of the API server for the same pods without agents
     resident_mb: float
 
     @property
@@ -89,7 +89,7 @@ ROWS: Final[tuple[Row, ...]] = (
 
 
 def idle_hour(run: Measured, number: int) -> float:
-    """Return an idle node's consumption of something per hour."""
+    """Return a number per idle node and hour."""
     return number / run.nodes / run.idle_seconds * 3600
 
 
@@ -134,7 +134,7 @@ def table(measured: Sequence[Measured]) -> Iterator[str]:
 
 
 def verdicts(measured: Sequence[Measured]) -> Iterator[tuple[bool, str]]:
-    """Yield whether each figure that must not grow does, with a sentence."""
+    """Yield whether each figure's growth is within the limit, with a sentence."""
     small, large = measured[0], measured[-1]
     for name, read in (
         ("requests per pod", attrgetter("requests_per_pod")),
@@ -176,7 +176,7 @@ def read_flags() -> argparse.Namespace:
 def main() -> int:
     """Measure each cluster and print the table; return 0 if nothing grows."""
     args = read_flags()
-    logging.basicConfig(level=logging.ERROR)  # broken watches are counted, and need no log line
+    logging.basicConfig(level=logging.ERROR)  # without warnings about broken watches, which are counted
     measured = []
     for nodes in sorted({args.nodes, *(nodes for nodes in args.beside if nodes < args.nodes)}):
         measured.append(measure_alone(nodes, args.pods // args.nodes, args.idle))

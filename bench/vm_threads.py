@@ -2,8 +2,8 @@
 
 The node is a tree of folders in the shape of /proc, KVM's debugfs and the cgroups, so that the figures are
 the agent's own work and not that of one kernel; the mask of each thread is read from this kernel. The
-baselines read the names of the same threads, and the same counts, with the fewest calls there are. Each
-counts with the best of its repeats, which take turns.
+baselines read the names of the same threads, and the same counts, with the minimum of system calls. Each
+figure is the best of its repeats, which are interleaved.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ THREADS: Final = 100  # of each machine
 OTHERS: Final = 1_000  # other processes of the node
 KERNEL_THREADS: Final = 500
 REPEATS: Final = 9
-SWEEP_SECONDS, RESCAN_SECONDS = 60, 5  # how often the agent does each
+SWEEP_SECONDS, RESCAN_SECONDS = 60, 5  # the agent's intervals
 IDLE_LIMIT: Final = 0.005  # of a core
-MOST_TIMES: Final = {  # baseline of each, and the largest ratio
+MOST_TIMES: Final = {  # baseline and maximum ratio of each figure
     "first sweep": ("bare sweep", 4.0),
     "sweep": ("bare sweep", 3.0),
     "whole look": ("bare sweep", 6.0),
@@ -68,12 +68,12 @@ class Guest(NamedTuple):
 
     @property
     def place(self) -> VMPlace:
-        """Its place for the agent's search."""
+        """The agent's description of its location."""
         return VMPlace(self.sandbox or str(self.pid), self.pid, self.cgroup, is_sandbox=bool(self.sandbox))
 
 
 class Kept:
-    """The node's machines with the agent's pins: one vCPU on each CPU."""
+    """The node's machines, pinned one to one by the agent."""
 
     def __init__(self, host: FakeHost, guests: list[Guest]) -> None:
         self._masks: dict[int, CPUSet] = {}
@@ -111,7 +111,7 @@ class Kept:
 
 
 def names(pid: int) -> Mapping[int, str]:
-    """Return the threads of a QEMU beside its first."""
+    """Return the names of a QEMU's threads except the first."""
     kinds = [f"CPU {index}/KVM" for index in range(VCPUS)] + ["IO iothread1", "IO iothread2", "call_rcu"]
     kinds += [f"vhost-{pid}"] * 8
     kinds += ["worker"] * (THREADS - 1 - len(kinds))
@@ -149,7 +149,7 @@ def build_guest(host: FakeHost, number: int) -> Guest:
 
 
 def first_sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
-    """Find every machine and every thread."""
+    """Find the threads of every machine, without earlier results."""
     look = host.look
     return [
         read_threads(look, guest.find(look), [guest.cgroup], sandbox_id=guest.sandbox) for guest in guests
@@ -157,7 +157,7 @@ def first_sweep(host: FakeHost, guests: list[Guest]) -> list[VMThreads]:
 
 
 def sweep(host: FakeHost, guests: list[Guest], found: list[VMThreads]) -> list[VMThreads]:
-    """Find new threads, inside and outside."""
+    """Find new threads, in QEMU and in the kernel, from earlier results."""
     look = host.look
     return [
         read_threads(look, known.vmm, [guest.cgroup], sandbox_id=guest.sandbox, known=known)

@@ -1,7 +1,7 @@
 """`python -m bench.webhook`: corepin's webhook compared with others, under the same load over TLS.
 
-The server has one CPU and the load another. Rounds are interleaved; a figure is the median of the rounds, a
-ratio the median of the rounds' ratios. CPU time per review hardly depends on the load of the machine; the
+Server and load have one CPU each. Rounds are interleaved; figures are medians of the rounds, and ratios are
+medians of the rounds' ratios. CPU time per review hardly depends on the load of the machine; the
 other figures do.
 """
 
@@ -80,7 +80,7 @@ class Arena:
         return load.put_one_by_one(pid, url, lambda: ask_once(url, body, context), seconds=seconds, cpu=cpu)
 
     def ask_strangers(self, contender: Contender) -> Contender:
-        """Return a contender with the same process, and reviews of other pods."""
+        """Return a contender with the same process, and reviews of unrelated pods."""
         self._processes[ALONE] = self._processes[contender.name]
         return replace(contender, name=ALONE, pods=STRANGERS)
 

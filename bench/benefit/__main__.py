@@ -53,7 +53,7 @@ def measure(rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
 def measure_once(
     agent: LocalAgent, folder: Path, name: str, policy: str, seconds: float
 ) -> dict[str, list[float]]:
-    """Run the application once; return its times. Its CPUs must be those of its policy before they count."""
+    """Run the application once and return its times; raise RuntimeError if its CPUs do not fit its policy."""
     result = folder / f"{name}.json"
     program = str(Path(__file__).with_name("probe.py"))
     agent.put(pod(name, [sys.executable, program, str(result), str(seconds)], policy, "1"))
@@ -62,7 +62,7 @@ def measure_once(
     seen = agent.seen(name)
     if seen is None or (policy == "exclusive") != (not set("-,") & set(seen.cpus)):
         raise RuntimeError(f"{name} runs on {seen}")
-    time.sleep(2 * seconds + 1)  # looking whether it is over would disturb it
+    time.sleep(2 * seconds + 1)  # without polls, which would disturb the measurement
     agent.until(f"{name} is measured", result.exists)
     (folder / "pods" / f"{name}.yaml").unlink()
     agent.until(f"{name} ends", lambda: agent.seen(name) is None)

@@ -24,7 +24,7 @@ def timer(seconds: float) -> list[float]:
         if (left := due - time.monotonic()) > 0:
             time.sleep(left)
         late.append(time.monotonic() - due)
-        due = max(due, time.monotonic() - PERIOD_SECONDS)  # missed ticks are not made up for
+        due = max(due, time.monotonic() - PERIOD_SECONDS)  # missed ticks are skipped
     return late
 
 
@@ -50,7 +50,7 @@ def requests(seconds: float) -> list[float]:
 
 
 def main() -> None:
-    """Measure, write the result atomically, and stay, so that no CPU is freed before the pod is removed."""
+    """Measure, write the result atomically, and keep running, so that CPUs are freed only with the pod."""
     result, seconds = Path(sys.argv[1]), float(sys.argv[2])
     gc.disable()
     time.sleep(1)

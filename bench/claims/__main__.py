@@ -64,7 +64,7 @@ def device(number: int) -> str:
 
 
 class Allocations:
-    """An API server that makes each claim when it is read, so that none takes memory of this process."""
+    """An API server that generates claims on each read, so that they use no memory of this process."""
 
     async def get(self, path: str) -> bytes:
         """Return a claim."""
@@ -73,7 +73,7 @@ class Allocations:
 
 
 def allocated(name: str) -> dict[str, Any]:
-    """Return the claim of this name, which is reserved for its pod."""
+    """Return an allocated claim, which is reserved for its pod."""
     number, uid = int(name[1:]), f"pod-{int(name[1:]) % PODS}"
     made = document(result("1", device=device(number)), uid=uid_of(name))
     made["metadata"]["name"] = name
@@ -106,7 +106,7 @@ class Node:
             self.node.documents[uid] = made
 
     async def serve(self) -> None:
-        """Run a pass at each request."""
+        """Run a pass at start and for each request."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.driver.run(self._wanted.set))
             while True:
@@ -131,7 +131,7 @@ class Node:
         return checked(answer, began)
 
     async def prepare_at_once(self, names: list[str]) -> float:
-        """Prepare claims by one of many calls on one connection, which our own client does not make."""
+        """Prepare claims by calling the plugin directly, because our client sends no concurrent calls."""
         began = time.perf_counter()
         return checked(await self.driver.plugin._prepare(asking(names)), began)  # noqa: SLF001
 
@@ -143,7 +143,7 @@ def asking(names: list[str]) -> dra.NodePrepareResourcesRequest:
 
 
 def checked(answer: dra.NodePrepareResourcesResponse, began: float) -> float:
-    """Return the seconds since then; raise RuntimeError if a claim is not prepared."""
+    """Return the seconds since `began`; raise RuntimeError if a claim is not prepared."""
     seconds = time.perf_counter() - began
     if errors := [it.error for it in answer.claims.values() if len(it.devices) != 1]:
         raise RuntimeError(errors[0])
@@ -166,7 +166,7 @@ async def prepared(node: Node, *, at_once: bool) -> list[float]:
 
 
 def starts(claims: int) -> list[float]:
-    """Return the seconds of the answer for each of many new containers, on a node with this many claims."""
+    """Return the seconds of each NRI answer for new containers, on a node with this many claims."""
     world = ClaimWorld(machine())
     for pod in range(PODS):
         names = [f"c{number:03}" for number in range(pod, claims, PODS)]

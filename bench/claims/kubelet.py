@@ -1,4 +1,4 @@
-"""Time that pods with ResourceClaims wait on a real kubelet: `python -m bench.claims.kubelet` (as root).
+"""Waiting times of pods with ResourceClaims on a real kubelet: `python -m bench.claims.kubelet` (as root).
 
 API server, scheduler, kubelet and containerd are real, and so are the machine's CPUs, one of which is for
 claims. Times are wall times, so they include the load of the machine, which is printed with the agent's CPU
@@ -59,7 +59,7 @@ class Bench:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.found: dict[tuple[str, float], list[float]] = {}
-        self.cpu = 0.0  # seconds, of agents that were killed
+        self.cpu = 0.0  # CPU seconds of killed agents
         self.logs: list[Path] = []
         self._names = iter(range(10**6))
 
@@ -75,7 +75,7 @@ class Bench:
         return f"p{next(self._names)}"
 
     def measure(self, what: tuple[str, float], began: float) -> None:
-        """Record the seconds since a moment, and print them, for runs that are interrupted."""
+        """Record the seconds since `began`, and print them in case the run is interrupted."""
         seconds = time.monotonic() - began
         self.found.setdefault(what, []).append(seconds)
         print(f"{what[0]}: {seconds:.2f} s, load {os.getloadavg()[0]:.0f}", flush=True)
@@ -89,7 +89,7 @@ class Bench:
         clear_claims(self.node)
 
     def start_agent(self) -> None:
-        """Start the agent, and keep its log in mind."""
+        """Start the agent, and record the path of its log."""
         self.node.agent.start()
         self.logs.append(self.daemon.log_file)
 
@@ -99,7 +99,7 @@ class Bench:
         self.node.agent.kill()
 
     def agent_cpu(self) -> float:
-        """Return the CPU seconds of the agent that runs."""
+        """Return the CPU seconds of the running agent."""
         fields = Path(f"/proc/{self.daemon.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -116,7 +116,7 @@ class Bench:
         self.measure(FORCED, began)
 
     def room(self) -> None:
-        """Let a Prepare fail because a classic pod has the CPUs, and then end that pod."""
+        """Let Prepare fail because a pod with an annotation has the CPUs; measure the start after that pod's end."""
         node, name = self.node, self.name()
         [classic] = node.run(pod("holder", EXCLUSIVE, cpu=str(node.cores)))
         until_equal("it owns the cores", lambda: len(classic.cpus), node.cores)
@@ -129,7 +129,7 @@ class Bench:
         self.measure(ROOM, began)
 
     def bind(self, name: str) -> None:
-        """Create a pod with an allocated claim, as a scheduler does that does not know of the classic pod yet."""
+        """Create a pod with an allocated claim, as a scheduler with stale slices does."""
         node, user = self.node, claiming_pod(name, name)
         user["spec"]["schedulingGates"] = [{"name": "bench/wait"}]
         node.apply(claim(name), user)
@@ -147,7 +147,7 @@ class Bench:
         node.kubectl("patch", f"pod/{name}", "--type=json", "-p", gates)
 
     def delete(self, pod_name: str) -> None:
-        """Delete a pod by force, without the time that kubectl takes."""
+        """Force-delete a pod by the API, which is faster than kubectl."""
         with self.node.plane.server.client() as client:
             path = f"/api/v1/namespaces/default/pods/{pod_name}"
             client.delete(path, params={"gracePeriodSeconds": "0"}).raise_for_status()
@@ -160,7 +160,7 @@ class Bench:
             client.patch(path, json={"status": status}, headers=kind).raise_for_status()
 
     def away(self) -> None:
-        """Create a pod while no agent runs."""
+        """Create a pod while no agent runs; measure its start after the agent's."""
         node, name = self.node, self.name()
         self.kill_agent()
         killed = time.monotonic()
@@ -173,7 +173,7 @@ class Bench:
         self.measure(AWAY, began)
 
     def back(self) -> None:
-        """Start the agent on a node with deleted slices, as after a restart of the kubelet."""
+        """Delete the slices, as a restarted kubelet does, and measure their publication by a new agent."""
         self.kill_agent()
         with self.node.plane.server.client() as client:
             client.delete("/apis/resource.k8s.io/v1/resourceslices").raise_for_status()
@@ -183,7 +183,7 @@ class Bench:
         self.measure(BACK, began)
 
     def changes(self, times: int) -> None:
-        """Let a classic pod take the only core for claims, and give it back; the slice says each."""
+        """Let a pod with an annotation take and free the only core for claims; measure the slice's update."""
         node = self.node
         node.run(pod("classic", cpu=str(node.cores)))
         for number in range(times):
@@ -195,14 +195,14 @@ class Bench:
         self.clear()
 
     def annotate(self, pod_name: str, policy: str) -> None:
-        """Change the policy of a pod, without the time that kubectl takes."""
+        """Change the policy of a pod by the API, which is faster than kubectl."""
         path = f"/api/v1/namespaces/default/pods/{pod_name}"
         change = {"metadata": {"annotations": {CRANE: policy}}}
         kind = {"Content-Type": "application/merge-patch+json"}
         self.node.plane.admin.patch(path, json=change, headers=kind).raise_for_status()
 
     def values(self) -> dict[str, str]:
-        """Return the CPUs that are published of each device."""
+        """Return the published CPUs of each device."""
         found = self.node.plane.read("/apis/resource.k8s.io/v1/resourceslices")["items"]
         devices = [device for it in found for device in it["spec"].get("devices") or ()]
         return {device["name"]: device["capacity"][DRA_CAPACITY]["value"] for device in devices}
@@ -219,7 +219,7 @@ class Bench:
                 restart_kubelet(self.node)
 
     def churn(self) -> Iterator[None]:
-        """Create a pod with a claim, and replace it at each step; all of them have to run."""
+        """Create a pod with a claim, and replace it at each step; each pod must run."""
         while True:
             name = self.name()
             self.node.apply(claim(name), claiming_pod(name, name))

@@ -1,11 +1,11 @@
 """Resident memory of an agent with 110 pods and their ResourceClaims: `python -m bench.claims.memory`.
 
-Each number of claims is measured in a process of its own, which has all libraries of the agent loaded, prepares the
-claims over the driver's real sockets, runs a container of each pod and reports its own memory. Runtime, cgroups, pods of the
-API server and the kubelet's side of the sockets are in that process and count too.
+Each number of claims is measured in a separate process, which loads all libraries of the agent, prepares the claims over
+the driver's real sockets, runs a container of each pod and reports its own memory. The fake runtime, cgroups and API
+server, and the kubelet's side of the sockets, are in that process and count too.
 
-What ten more claims take is larger here than in `python -m bench.claims`, which counts Python's objects alone: the allocator
-keeps what larger passes needed for a moment.
+Ten more claims cost more here than in `python -m bench.claims`, which counts only Python objects, because the allocator
+keeps the temporary memory of larger passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBERS = (0, PODS, CLAIMS)
 
 
 def serve(claims: int) -> None:
-    """Print the memory of this process with as many claims."""
+    """Print the memory of this process with this many claims."""
     for name in LIBRARIES:
         importlib.import_module(name)
     with new_node(claims) as node:
@@ -40,7 +40,7 @@ def serve(claims: int) -> None:
 
 
 def measured(claims: int) -> float:
-    """Return the memory of a new process with as many claims."""
+    """Return the memory of a new process with this many claims."""
     command = [sys.executable, "-m", "bench.claims.memory", "--claims", str(claims)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
     from tests.environments.node.node import Node
 
-SPARE: Final = 200  # devices of each NUMA node: one that was just returned is not needed at once
+SPARE: Final = 200  # devices of each NUMA node, so many that freed ones are not reused at once
 WORDS: Final = ("none", "require")
-# after a pod is deleted, so that what kubelet, runtime and agent still do for it is not part of the next start
+# pause after a deletion, so that remaining work of kubelet, runtime and agent does not delay the next start
 REST_SECONDS: Final = 0.5
 CLAIMS: Final = (
     "exclusive",
     "share",
-)  # policies in a crowd, one on each NUMA node: the shared set is never empty
+)  # one policy for each NUMA node
 PODS: Final = "/api/v1/namespaces/default/pods"
 _numbers = count(1)
 
 
 class Created(NamedTuple):
-    """A pod, and the time of day at which it was requested."""
+    """A pod, and the time at which its creation was requested."""
 
     name: str
     uid: str
@@ -76,7 +76,7 @@ class Bench:
     def first(self, created: Created, births: Births, number: int | None) -> None:
         """Wait for the first log line of a pod, and record it; without `number` any CPU is right.
 
-        The line has the time at which the runtime read it, so that the poll does not blur the duration.
+        The duration uses the line's timestamp of the runtime, which does not depend on the polls.
         """
         name, uid, at = created
         lines = until(f"{name} starts", lambda: self.node.log_lines(name, uid), 300)

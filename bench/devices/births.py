@@ -1,4 +1,4 @@
-"""Durations of container starts, and how much longer those of one policy take than those of another. Pure."""
+"""Statistics of container starts under two policies."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Births:
 
     seconds: list[float] = field(default_factory=list)
     right: int = 0
-    again: int = 0  # needed another attempt to create the container
+    again: int = 0  # starts with a further attempt to create the container
 
     def line(self, title: str) -> str:
-        """Return them as text."""
+        """Return the line of the table."""
         number = len(self.seconds)
         if not number:
             return f"{title:<34} no births"
@@ -36,12 +36,12 @@ class Births:
 
 
 def moment(text: str) -> float:
-    """Return a time of the runtime's log, which has nanoseconds and an offset, as seconds of the epoch."""
+    """Return the Unix time of a timestamp in the runtime's log."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def compared(none: Births, require: Births) -> str:
-    """Return how much longer starts take under `require` than under `none`, and the share of those tried again."""
+    """Return the additional time of starts under `require`, with intervals, and the share of retried starts."""
     if not (none.seconds and require.seconds):
         return "require against none: nothing to compare"
     times = []

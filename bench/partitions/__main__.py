@@ -1,10 +1,10 @@
-"""`python -m bench.partitions` (as root): noise that a cgroup v2 partition would still keep off a busy owner.
+"""`python -m bench.partitions` (as root): noise that a cgroup v2 partition would additionally remove for a busy owner.
 
 An emulated machine of six CPUs (Debian's kernel, no KVM) runs the real agent with a real containerd. Beside
 the owner of two CPUs run nine daemons, a busy pod, pings through a network card and writes to a disk. The
-same things are counted in turns: with exclusive CPUs, with `noise-policy: quiet`, with system.slice confined
-too, and with a partition made by hand. The kernel's answers to partitions of containers are printed below.
-Emulated time is not real time: the order of magnitude holds.
+same counters are read in turns: with exclusive CPUs, with `noise-policy: quiet`, with system.slice confined
+too, and with a manual partition. The kernel's answers to partitions of containers are printed below. Emulated
+time differs from real time, so only the order of magnitude is meaningful.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ PODS: Final = CGROUPS / POD_ROOT.strip("/")
 CHILDREN: Final = 4
 FOUR_CHILDREN: Final = "for i in 1 2 3 4; do (while :; do :; done) & done; wait"
 SECONDS: Final = 5
-LAST_CPU: Final = 38  # of the words of /proc/PID/stat
+LAST_CPU: Final = 38  # index of the last CPU in /proc/PID/stat
 
 
 def answers(container: Path, neighbour: Path, cpus: CPUSet, pids: Sequence[int]) -> None:
-    """Report the kernel's answers, step by step. Sets of CPUs stay changed."""
+    """Report the kernel's answers, step by step. The cpusets are not restored."""
     tell("isolated on the container alone", write(container, partition="isolated"))
     write(container, partition="member")
     is_there = (container / "cpuset.cpus.exclusive").exists()
@@ -42,7 +42,7 @@ def tell(to: str, says: object) -> None:
 
 
 def children(owner: Sequence[int]) -> str:
-    """Return the last CPU of each of a shell's four busy children in the partition; the owner is stopped."""
+    """Return the last CPU of each of four busy processes in the partition, while the owner is stopped."""
     for pid in owner:
         os.kill(pid, signal.SIGSTOP)
     with process(FOUR_CHILDREN, OWN) as shell:
@@ -58,7 +58,7 @@ def children(owner: Sequence[int]) -> str:
 
 
 def beside(neighbour: Path) -> None:
-    """Write cpusets with a partition's CPUs to other cgroups."""
+    """Report the effect of cpuset writes to other cgroups that contain the partition's CPUs."""
     was = (neighbour / "cpuset.cpus").read_text().strip()
     says = attempt(neighbour)
     tell("all CPUs written to another container", f"{says}; it has {read(neighbour, 'effective')}")
@@ -68,7 +68,7 @@ def beside(neighbour: Path) -> None:
 
 
 def attempt(folder: Path) -> str:
-    """Write all CPUs to a cgroup, as a kubelet may; return the kernel's answer."""
+    """Write all CPUs to a cgroup, as a kubelet can; return the kernel's answer."""
     try:
         (folder / "cpuset.cpus").write_text(online())
     except OSError as error:

@@ -38,14 +38,14 @@ COUNTED: Final = ("device interrupts", "of disk queues", "NET_RX", "RES", "waite
 SYSTEM_SLICE: Final = CGROUPS / "system.slice"
 CONFINED: Final = (
     CGROUPS / "confined"
-)  # as the slice with AllowedCPUs=, which Linux before 7 cannot take back
+)  # stands for the slice with AllowedCPUs=, which cannot be unset before Linux 7
 SPIN: Final = "while :; do :; done"
-# Each works for some ten milliseconds at a time.
+# A daemon computes for about 10 ms at a time.
 DAEMON: Final = "while :; do i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; sleep 0.02; done"
 WRITER: Final = "while :; do dd if=/dev/zero of=/dev/nvme0n1 bs=64k count=512 conv=fsync 2>/dev/null; done"
-PING: Final = "exec busybox ping -A -q 10.0.2.2 >/dev/null"  # QEMU answers
+PING: Final = "exec busybox ping -A -q 10.0.2.2 >/dev/null"  # to QEMU, which answers
 IN_SLICE: Final = (*[DAEMON] * 6, WRITER)
-IN_ROOT: Final = (*[DAEMON] * 3, PING)  # like the services of a host without systemd
+IN_ROOT: Final = (*[DAEMON] * 3, PING)  # in the root cgroup, like services of a host without systemd
 
 
 class Sample(NamedTuple):
@@ -120,13 +120,13 @@ def one_round(node: Node, cpus: CPUSet, owner: list[int], originals: dict[str, s
 
 
 def until_quiet(cpus: CPUSet) -> None:
-    """Wait until only interrupts of the disk's queues, which the kernel manages, may fire on the CPUs."""
+    """Wait until only managed interrupts, those of the disk's queues, can fire on the CPUs."""
     if not wait_until(lambda: all(map(has_disk, reaches(cpus)))):
         raise TimeoutError(reaches(cpus))
 
 
 def until_original(originals: dict[str, str]) -> None:
-    """Wait until interrupts have their affinities from before CPUs were quiet."""
+    """Wait until interrupts have their original affinities."""
     if not wait_until(lambda: originals.items() <= affinities().items()):
         raise TimeoutError(str(affinities()))
 
@@ -138,7 +138,7 @@ def has_disk(number: str) -> bool:
 
 def count(step: str, cpus: CPUSet, owner: list[int]) -> None:
     """Report the counters of the owner's CPUs and threads over a period."""
-    time.sleep(1)  # a written affinity holds from the next interrupt on
+    time.sleep(1)  # a new affinity takes effect at the next interrupt
     before = sample(owner)
     time.sleep(float(os.environ["STEP_SECONDS"]))
     report("counted", step=step, counts=counts(before, sample(owner), cpus))
@@ -151,7 +151,7 @@ def sample(owner: list[int]) -> Sample:
 
 
 def counts(before: Sample, after: Sample, cpus: CPUSet) -> dict[str, int | str]:
-    """Return the count of each kind, or why it is unknown."""
+    """Return the count of each kind, or the reason why it is unknown."""
 
     def grown(table: str, keep: Callable[[bytes, bytes], bool]) -> int | str:
         found = growth(chosen(getattr(before, table), keep), chosen(getattr(after, table), keep), cpus)

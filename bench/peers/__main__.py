@@ -1,8 +1,8 @@
 """`python -m bench.peers` (as root): cost of a pod for corepin, balloons and dra-driver-cpu, in turns.
 
-Each plugin gets the same pods on one containerd: five that run all the time, pods without claims, and owners
-of one CPU, which the five leave and get back. dra-driver-cpu is built from its module; balloons is not (a
-module inside of it is not published), so its program is named by `--balloons`, or left out.
+Each plugin gets the same pods on one containerd: five that keep running, pods without claims, and owners of one
+CPU, which the five leave and get back. dra-driver-cpu is built from its module. balloons cannot be built, because
+a module inside of it is not published, so `--balloons` names its program; otherwise it is skipped.
 """
 
 from __future__ import annotations

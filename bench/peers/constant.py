@@ -1,6 +1,6 @@
-"""Webhooks with a constant answer: they read the body, on the server that corepin uses.
+"""Webhooks with a constant answer, on the same server as corepin: they only read the body.
 
-Their cost is that of HTTP, TLS and the framework; the rest of corepin's cost is its own work.
+Their cost is that of HTTP, TLS and the framework; corepin's additional cost is its own work.
 """
 
 from __future__ import annotations

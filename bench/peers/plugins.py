@@ -1,8 +1,7 @@
-"""The programs that `bench.peers` compares: how each is started, and how a pod requests a CPU of its own.
+"""The programs that `bench.peers` compares: their start, and the request of a pod for an exclusive CPU.
 
-Each gets the same pods of the same containerd. corepin's pods have an annotation, balloons' a type of balloon
-that an administrator configured, dra-driver-cpu's a ResourceClaim that the kubelet prepares; the bench
-prepares in its place.
+Each gets the same pods of the same containerd. corepin's pods have an annotation, balloons' pods a configured
+balloon type, and dra-driver-cpu's pods a ResourceClaim, which the bench prepares in place of the kubelet.
 """
 
 from __future__ import annotations
@@ -62,16 +61,16 @@ class Plugin(Protocol):
         """Prepare for a pod without claims."""
 
     def owner(self, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Prepare for a pod with a CPU of its own; return annotations and environment of its container."""
+        """Prepare for a pod with an exclusive CPU; return annotations and environment of its container."""
 
     def forget(self, name: str) -> None:
         """Record that the pod is deleted."""
 
 
 class Corepin:
-    """The agent, which reads each changed manifest where other plugins read nothing: part of its cost here.
+    """The agent, whose cost includes reading changed manifests, which the other plugins do not have.
 
-    It does not look at the folder once a second, because the watch of the API server that it replaces does not either.
+    Its poll of the folder is off, because the folder replaces a watch of the API server, which does not poll.
     """
 
     def __init__(self, node: ContainerdNode) -> None:
@@ -108,7 +107,7 @@ def corepin(containerd: Containerd, folder: Path) -> Iterator[Corepin]:
 
 
 class Balloons:
-    """The plugin, which learns of pods by NRI only."""
+    """The balloons plugin, which gets pods only by NRI."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.pid = daemon.process.pid
@@ -145,7 +144,7 @@ def balloons(program: Path, containerd: Containerd, folder: Path) -> Iterator[Ba
 
 
 class DRADriver:
-    """The driver, and the calls that the kubelet makes."""
+    """dra-driver-cpu, with the kubelet's calls."""
 
     def __init__(self, daemon: Daemon, server: ApiServer, root: Path) -> None:
         self.pid = daemon.process.pid
@@ -170,7 +169,7 @@ class DRADriver:
         return {}, {key: value}
 
     def forget(self, name: str) -> None:
-        """Give the claim back, as the kubelet does when all containers of the pod have ended."""
+        """Unprepare the claim, as the kubelet does when all containers of the pod have ended."""
         if uid := self._uids.pop(name, ""):
             claim = dra.Claim(namespace="default", uid=uid, name=name)
             request = dra.NodeUnprepareResourcesRequest(claims=[claim])
@@ -184,7 +183,7 @@ class DRADriver:
 
 @contextmanager
 def dra_driver(program: Path, containerd: Containerd, folder: Path) -> Iterator[DRADriver]:
-    """Run the driver beside an API server, and register it as the kubelet does."""
+    """Run the driver with an API server, and register it as the kubelet does."""
     for name in ("lib/kubelet/plugins", "lib/kubelet/plugins_registry", "run/cdi", "run/nri"):
         (folder / name).mkdir(parents=True)
     with ExitStack() as stack:
@@ -247,7 +246,7 @@ def environment(text: str) -> list[str]:
 
 
 def called(socket: Path, method: str, request: object, answer: object) -> dra.NodePrepareResourcesResponse:
-    """Call a plugin of the kubelet at its socket, whose path may be too long for an address."""
+    """Call a kubelet plugin at its socket, whose path can be too long for a socket address."""
     folder = os.open(socket.parent, os.O_PATH)
     try:
         with grpc.insecure_channel(
@@ -265,7 +264,7 @@ def called(socket: Path, method: str, request: object, answer: object) -> dra.No
 
 @contextmanager
 def shared_mount(folder: Path) -> Iterator[None]:
-    """Mount a folder with shared propagation: balloons mounts files of its own from there into every container."""
+    """Mount a folder with shared propagation, because balloons mounts its files from there into every container."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "--make-shared", "balloons", str(folder)], check=True)
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BYSTANDERS: Final = 5
 REST_SECONDS: Final = 0.3  # between two changes, as in bench.pod_cost
-LONGEST_SECONDS: Final = 5.0  # limit after which freed CPUs count as not given back
+LONGEST_SECONDS: Final = 5.0  # timeout after which freed CPUs count as lost
 NAME: Final = "main"
 NANOSECONDS: Final = 1e9
 _MB: Final = 1024
@@ -44,9 +44,7 @@ class Figures:
     births: int = 0
     right: int = 0  # on their CPUs at the first instruction
     starts: list[float] = field(default_factory=list)  # ms from CreateContainer to the end of StartContainer
-    freed: list[float] = field(
-        default_factory=list
-    )  # ms until the others have the CPUs of an owner that was removed
+    freed: list[float] = field(default_factory=list)  # ms until the other pods have a removed owner's CPUs
     not_freed: int = 0
 
     def __str__(self) -> str:
@@ -143,7 +141,7 @@ class Round:
 def measure(plugin: Plugin, containerd: Containerd, name: str, pods: int, idle_seconds: float) -> Figures:
     """Start and end pods beside a plugin; return their cost.
 
-    `name` is of the round, and part of the names of its pods, because the logs of earlier pods stay.
+    `name` identifies the round in the names of its pods, because logs of earlier pods are kept.
     """
     found = Round(plugin, containerd)
     for number in range(BYSTANDERS):

@@ -1,8 +1,8 @@
 """Cost of pods with budgets compared with the same pods without: `python -m bench.pools`.
 
-Each pod has a main container with a CPU, and two containers without CPUs of their own. With a budget the two run in the
-pool of the pod, which is a second claim; without one they run in the shared set. So the first plan is compared with
-that of pods with two claims too. CPU time is measured in turns; a figure is the best of its repeats.
+Each pod has a main container with a CPU, and two containers without claims. With a budget the two run in the pod's
+pool, which is a second claim; without one they run in the shared set. So the first plan is also compared with that of
+pods with two claims. CPU time is measured in turns, and each figure is the best of its repeats.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CONTAINERS: dict[str, ResourceList] = {"main": {"cpu": "1"}, "helper": {}, "log"
 OF_TWO_CLAIMS: dict[str, ResourceList] = {
     **CONTAINERS,
     "helper": {"cpu": "1"},
-}  # as many claims as pods of CONTAINERS with a budget
+}  # the same number of claims as CONTAINERS with a budget
 BUDGET: ResourceList = {"cpu": "2"}
 ROUNDS = 40
-SHAPE = NodeShape(name="node", cores=64, threads_per_core=2)  # with it the cores of `require` are counted
+SHAPE = NodeShape(name="node", cores=64, threads_per_core=2)  # lets the webhook count cores under `require`
 RULES: dict[str, Callable[[Decisions, Request], Answer]] = {
     "mutate": lambda it, request: it.mutate(request),
     "validate": lambda it, request: it.validate(request),
@@ -136,7 +136,7 @@ def body(*, has_budget: bool, owns_cores: bool = False) -> bytes:
 
 
 def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
-    """Return the reviews to compare, by name: from the body to the answer."""
+    """Return the reviews to compare, by name, from request body to answer."""
     text, text_of_cores = (body(has_budget=has_budget, owns_cores=it) for it in (False, True))
     decider = Decider(Settings(), BUILT_IN)
     counting = Decider(Settings(node_shapes=(SHAPE,)), BUILT_IN)
@@ -151,7 +151,7 @@ def reviews(*, has_budget: bool) -> dict[str, Callable[[], object]]:
 
 
 def decided_anew(name: str, decider: Decider, text: bytes) -> Callable[[], object]:
-    """Return a review whose answer is not cached, because a user has another pod each time."""
+    """Return a review with an empty cache, as for pods that differ."""
     reviewed = endpoint(name, decider)
 
     def act() -> object:
@@ -170,7 +170,7 @@ def endpoint(name: str, decider: Decider) -> ReviewEndpoint:
 
 
 def best_of_both(one: Callable[[], object], other: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Return the shortest CPU time of each in milliseconds, taken in turns."""
+    """Return the best CPU time of both in milliseconds, measured in turns."""
     times: tuple[list[float], list[float]] = ([], [])
     count = max(1, int(0.005 / max(_time(one, 1), 1e-6)))
     for _ in range(rounds):

@@ -1,9 +1,8 @@
 """`python -m bench.shim`: start-up time that `cmk isolate` adds to a command.
 
-A command that ends at once is started alone, under the shim with a server that answers at once, and under the
-shim with a real agent: the first shows the shim's own time, the second the user's wait. They take turns in
-one container of the runtime local, which has a core of its own, and the fastest of each counts: a busy
-machine slows all of them.
+A command that exits at once is started alone, under the shim with a server that answers at once (the shim's own
+time), and under the shim with a real agent (the user's wait). They run in turns in one container of the local
+runtime, which has an exclusive core, and the fastest run of each counts, because a busy machine slows all.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def measure(fake: str, real: str) -> dict[str, list[float]]:
     """Start the command in each way, taking turns; return the milliseconds."""
     isolate = ("isolate", "--pool=exclusive", COMMAND)
     ways = {"alone": (COMMAND,), "answered at once": (fake, *isolate), "real agent": (real, *isolate)}
-    start_ms(ways["real agent"])  # the container becomes a mixed one, which takes a pass
+    start_ms(ways["real agent"])  # warm-up: the first use of a pool takes a pass
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, words in ways.items():
@@ -108,7 +107,7 @@ def report(taken: dict[str, list[float]]) -> bool:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Measure, and return 0 if the limit holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--inside", nargs=3, metavar=("FAKE", "REAL", "RESULT"), help="what the container runs"

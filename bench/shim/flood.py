@@ -1,4 +1,4 @@
-"""Cost of floods of `cmk.sock` for the agent, and answer time for another pod's container in the meantime.
+"""Floods of `cmk.sock`: the agent's CPU cost, and the answer time of another pod's requests in the meantime.
 
 `python -m bench.shim.flood` (as root) runs the agent's server of wrappers, 200 flooding containers of one pod
 (one process each), and a container of another pod that sends 25 requests a second. Flooders have one CPU, the
@@ -30,9 +30,9 @@ from tests.agent.wrappers.scene import Scene, cmk_pod, isolate
 from tests.pods import container
 
 FLOODERS: Final = 200
-SETTLE_SECONDS: Final = 8.0  # until the initial burst of a quiet node is used up
-SECONDS: Final = 15.0  # measured
-PAUSE_SECONDS: Final = 0.04  # between two requests of the other container
+SETTLE_SECONDS: Final = 8.0  # time until the rate limiter's initial burst is used up
+SECONDS: Final = 15.0  # duration of the measurement
+PAUSE_SECONDS: Final = 0.04  # pause between two requests of the other container
 CPU_LIMIT: Final = 0.1  # of a core
 P99_LIMIT: Final = 0.02  # seconds
 REQUEST: Final = isolate("infra").encode()
@@ -80,7 +80,7 @@ def hoard(path: str) -> None:
 
 
 def hang_up(path: str) -> None:
-    """Connect and close without sending, at full speed."""
+    """Connect and close without sending, in a tight loop."""
     while True:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(path)
@@ -129,7 +129,7 @@ def fork_victim(path: str, seconds: float) -> tuple[int, int]:
 
 
 def favour(priority: int) -> None:
-    """Run this process off the flooders' CPU, and with priority on its own."""
+    """Run this process with real-time priority on another CPU than the flooders."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
 
