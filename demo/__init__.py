@@ -1,1 +1,1 @@
-"""`make demo`: a real webhook over HTTPS, real reviews and their answers. Uses only corepin's command."""
+"""`make demo`: a real webhook, plan and agent, all run by corepin's command."""

@@ -34,7 +34,7 @@ EXAMPLES: Final = (
 
 
 def main() -> int:
-    """Show admission, the plan, and a real agent; return 1 with one message if a result is unexpected."""
+    """Show admission, the plan, and a real agent; return 1 with an error message if a result is unexpected."""
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="corepin-demo-") as directory:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _admission(directory: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Send the examples to a webhook and show its answers; return the pods to plan, and those to run by name."""
+    """Send the examples to a webhook and print its answers; return the pods to plan, and the pods to run by name."""
     with webhook(directory) as client:
         print(
             f"1. Admission: AdmissionReviews to `corepin webhook` at {client.http.base_url}, whose CA is a second old."
@@ -82,7 +82,7 @@ def _admit(client: Client, path: Path) -> Answer:
 
 
 def _planning(directory: Path, pods: list[dict[str, Any]]) -> None:
-    """Show which CPUs the admitted pods would get, in the order in which they were admitted."""
+    """Print the CPUs that the admitted pods would get, in the order of their admission."""
     print(
         "2. Planning: the admitted pods on a machine with 2 sockets of 8 cores, 2 threads each (`corepin plan`).\n"
     )

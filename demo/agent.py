@@ -1,4 +1,4 @@
-"""The demo's agent process: a folder of manifests, its socket, and its containers in /proc."""
+"""The demo's agent process, with its folder of manifests, its socket, and its containers' processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from demo.webhook import COREPIN, DemoFailed, corepin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WAIT_SECONDS: Final = 180.0  # one on an idle machine; a busy disk takes half a minute to flush
+WAIT_SECONDS: Final = 180.0  # 1 s on an idle machine; a flush of a busy disk takes half a minute
 LOOK_SECONDS: Final = 0.002
 CGROUPS: Final = (Path("/sys/fs/cgroup/cpuset"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 
 @dataclass(frozen=True)
 class Running:
-    """A container as /proc shows it."""
+    """The process of a container, from /proc."""
 
     pid: int
     cpus: str  # Cpus_allowed_list
@@ -66,7 +66,7 @@ class LocalAgent:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the agent until the block ends; raise DemoFailed if anything of its pods is left then."""
+        """Run the agent until the block ends; raise DemoFailed if processes or cgroups of its pods remain."""
         self._pods.mkdir(exist_ok=True)
         with (
             self._log.open("wb") as sink,

@@ -1,4 +1,4 @@
-"""The third part of the demo: a real agent pins real processes on this machine, and /proc is read back."""
+"""The third part of the demo: a real agent pins processes on this machine, and /proc shows their CPUs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Show:
             self._switch(policy)
 
     def _begin(self, count: int, every: int) -> None:
-        """Start the pods one after the other; the claimed CPUs grow with each."""
+        """Start the pods one after the other, each once the previous one runs on its CPUs."""
         for name, cpus in ((PLAIN, None), (FAST, count), (LATE, every)):
             if cpus:
                 _ask(self._pods[name], cpus)
@@ -65,7 +65,7 @@ class _Show:
         self._agent.until("fast wrote", lambda: bool(self._agent.first_words(FAST)))
 
     def _is_settled(self, name: str) -> bool:
-        """Return whether a pod runs on the agent's CPUs, by /proc."""
+        """Return whether /proc shows the agent's CPUs for a pod."""
         container, seen = self._agent.container(name), self._agent.seen(name)
         return bool(
             container

@@ -1,4 +1,4 @@
-"""Print an answer of the webhook in a few lines of plain text."""
+"""Plain-text summary of a webhook's answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shown(number: int, path: Path, answer: Answer) -> str:
 
 
 def addition(step: dict[str, Any]) -> str:
-    """Return one step of a patch in words: `containers[0].env: CMK_NUM_CORES=2`."""
+    """Return one operation of a patch as text: `containers[0].env: CMK_NUM_CORES=2`."""
     path = step["path"].removeprefix("/spec/").removeprefix("/").removesuffix("/-")
     *parents, key = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
     if step["op"] == "remove":
@@ -80,7 +80,7 @@ def _finding(field: str, message: str) -> str:
 
 
 def _wrapped(text: str, mark: str) -> Iterator[str]:
-    """Yield the lines of a text, the first with a mark and the others below its first letter."""
+    """Yield the lines of a wrapped text, with a mark before the first and a hanging indent."""
     yield from textwrap.wrap(
         text,
         WIDTH,

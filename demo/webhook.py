@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COREPIN: Final = str(Path(sys.executable).with_name("corepin"))
-START_SECONDS: Final = 180.0  # two on an idle machine
+START_SECONDS: Final = 180.0  # 2 s on an idle machine
 ANSWER_SECONDS: Final = 60.0  # milliseconds on an idle machine
 NAMESPACE: Final = "demo"
 PLURALS: Final = {"VirtualMachineInstance": "virtualmachineinstances"}
 
 
 class DemoFailed(Exception):
-    """The demo could not show what it should; the message says why."""
+    """A result of the demo is not the expected one; the message has the reason."""
 
 
 @dataclass
 class Answer:
-    """The answers of both webhooks about one object."""
+    """The responses of both webhooks for one object."""
 
     stored: dict[str, Any]
     patch: list[dict[str, Any]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The answer in a word."""
+        """The outcome in a word."""
         if not self.allowed:
             return "refused"
         return "patched" if self.patch else "allowed"
@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass
 class Client:
-    """Asks the webhook as the API server does: mutate, apply the patch, validate the result."""
+    """Acts as API server: calls the mutating webhook, applies the patch, and calls the validating webhook."""
 
     http: httpx.Client
     reviews: int = 0
@@ -106,7 +106,7 @@ def review_of(content: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def webhook(directory: Path) -> Iterator[Client]:
-    """Run `corepin webhook` until the block ends, then have it drain; raise DemoFailed when it does not."""
+    """Run `corepin webhook` until the block ends; raise DemoFailed if it does not drain and exit cleanly."""
     names = ("--dns", "localhost", "--ip", "127.0.0.1")
     corepin("certs", "issue", "--dir", str(directory), *names, output=subprocess.DEVNULL)
     log = directory / "webhook.log"
@@ -140,7 +140,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Return the address of the webhook, which chose a free port and logged it."""
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        *whole, _ = log.read_text().split("\n")  # the last line may be half written
+        *whole, _ = log.read_text().split("\n")  # the last line can be incomplete
         for entry in map(json.loads, whole):
             if entry.get("event") == "serving":
                 return str(entry["reviews"])

@@ -1,4 +1,4 @@
-"""Run the cluster in a session of its own, so that only this process gets Ctrl-C and cleans up in order."""
+"""Run the cluster in a new session, so that only this process gets Ctrl-C and cleans up in order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end)
         code = cluster.wait()
-    clear_away()  # no effect, unless it was killed
+    clear_away()  # has an effect only if the process was killed
     return code
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.environments.guest.guest import Guest
 
 GUEST: Final = "demo.cluster.guest"
-PORT: Final = 443  # of the API server in the machine
+PORT: Final = 443  # port of the API server in the machine
 WEBHOOK: Final = "corepin-webhook"
 _LONGEST_SECONDS: Final = 7 * 86400.0
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def start(stack: ExitStack) -> Guest:
-    """Return the machine once corepin is installed in it, and print the commands to try."""
+    """Boot the machine, install corepin in it, print the commands to try, and return the machine."""
     build_missing(sys.stderr, (ETCD, KUBE_APISERVER[NEWEST], KUBECTL, *NODE_SERVERS))
     install_packages(PACKAGES)
     folder = stack.enter_context(own_folder())
@@ -72,10 +72,9 @@ def start(stack: ExitStack) -> Guest:
 
 
 def install(cluster: Reached, steps: Steps, folder: Path) -> int:
-    """Install corepin from its manifests, and return the number of cores that the node then offers.
+    """Install corepin from its manifests, and return the node's number of exclusive cores.
 
-    The webhook is started once its certificate exists, because its kubelet would otherwise look for it with
-    growing delays.
+    The webhook is scaled up once its certificate exists; otherwise the kubelet retries the mount with backoff.
     """
     overlay = write_overlay(folder / "overlay", replicas=0)
     steps.until("manifests/hardened is applied", lambda: cluster.has_applied(overlay))

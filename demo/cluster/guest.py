@@ -13,11 +13,11 @@ from tests.environments.guest.inside import report
 from tests.environments.guest.start import be_patient, start_node, start_servers
 
 DOOR: Final = "10.0.2.15"  # the address of QEMU's network for the machine
-SERVED: Final = "served"  # reported with the credentials of the API server
+SERVED: Final = "served"  # fact with the credentials of the API server
 
 
 def main() -> None:
-    """Run until the machine is switched off; failures are printed on the host's console."""
+    """Run until the machine powers off; print failures on the machine's console."""
     be_patient()
     with ExitStack() as stack:
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.environments.cluster.cluster import Cluster
 
-# A missing part of the machine, or a failed start: printed in a line, without a traceback.
+# Errors that are printed in one line: missing requirements, and failed starts.
 FAILURES: Final = (
     SkipTest,
     RuntimeMissing,
@@ -67,14 +67,14 @@ def start(stack: ExitStack) -> tuple[Cluster, Path]:
 
 
 def show(stack: ExitStack, folder: Path, kubeconfig: Path, kubectl: Path, cores: int) -> None:
-    """Serve the page of a cluster, and print how to reach it and what to try."""
+    """Serve the cluster's dashboard, and print the tour."""
     write_pods(folder, cores)
     page = stack.enter_context(dashboard(kubeconfig, folder))
     say(guide(folder, kubeconfig, (kubectl.parent, PROGRAMS), page))
 
 
 def say(text: str) -> None:
-    """Print and flush at once, also into a pipe."""
+    """Print and flush, so that pipes get the line at once."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""The page of the cluster: `corepin dashboard` beside it, on loopback."""
+"""The cluster's dashboard on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to the cluster in the emulated machine: kubectl, by one loopback port."""
+"""Client of the cluster in the emulated machine: kubectl over a loopback port."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_kubeconfig(folder: Path, url: str, ca: str, token: str) -> Path:
 
 @dataclass(frozen=True)
 class Reached:
-    """A cluster that answers slowly: every request may be repeated."""
+    """A slow cluster: requests that fail because it is busy are reported, so that the caller can retry."""
 
     guest: Guest
     kubeconfig: Path
@@ -51,7 +51,7 @@ class Reached:
 
     def typed(self, *words: str, stdin: str = "") -> str | None:
         """Return kubectl's output, or None if the cluster is too busy; raise other errors."""
-        self.guest.facts()  # fails where the machine has ended
+        self.guest.facts()  # raises if the machine has ended
         home = {"KUBECONFIG": str(self.kubeconfig), "HOME": str(self.kubeconfig.parent)}
         command = [str(self.kubectl), *words]
         env = plain_environment() | home

@@ -1,4 +1,4 @@
-"""Progress messages: steps that a slowly starting machine has reached, with times."""
+"""Progress messages for the steps of a slow start, with times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
-LONGEST_SECONDS: Final = 1800.0  # for a step that takes one or two minutes on an idle machine
-POLL_SECONDS: Final = 2.0  # each check costs the busy machine time
+LONGEST_SECONDS: Final = 1800.0  # timeout of a step, which takes one or two minutes on an idle machine
+POLL_SECONDS: Final = 2.0  # long, because each check costs the busy machine time
 
 
 class NeverReached(Exception):
@@ -18,14 +18,14 @@ class NeverReached(Exception):
 
 
 class Steps:
-    """Steps that are waited for in order; each is printed when reached."""
+    """Waits for steps in order, and prints each one."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._began = time.monotonic()
 
     def done(self, what: str) -> None:
-        """Print a step, and the time since the start."""
+        """Print a finished step with the time since the start."""
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         self._say(f"{minutes:>3}:{seconds:02} {what}")
 

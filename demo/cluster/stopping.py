@@ -1,4 +1,4 @@
-"""Stop of the process that runs the cluster: once, at any point."""
+"""Handling of SIGTERM in the process that runs the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Stopped(BaseException):
-    """The user has stopped the cluster; no `except Exception` may catch it."""
+    """Raised by SIGTERM; a BaseException, so that no `except Exception` catches it."""
 
 
 @contextmanager

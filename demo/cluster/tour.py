@@ -1,4 +1,4 @@
-"""The tour for a newcomer: access to the cluster, and six commands to copy. Pure, but for its pod files."""
+"""The printed tour of the cluster: access, and commands to copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST_LINE: Final = "Ctrl-C here ends it and leaves nothing behind."
 
 
 class Step(NamedTuple):
-    """A command with its explanation."""
+    """A command of the tour with its explanation."""
 
     command: str
     shows: str
@@ -53,7 +53,7 @@ def pod(name: str, cores: int) -> dict[str, Any]:
     spec = {
         "containers": [container],
         "automountServiceAccountToken": False,
-        "dnsPolicy": "Default",  # who asks `why` reads nothing of names that these pods never ask for
+        "dnsPolicy": "Default",  # avoids a DNS warning in the output of `why`
         "terminationGracePeriodSeconds": 1,
     }
     annotations = {f"{SMT_POLICY}/pod": SMTPolicy.ISOLATE}
@@ -62,7 +62,7 @@ def pod(name: str, cores: int) -> dict[str, Any]:
 
 
 def guide(folder: Path, kubeconfig: Path, programs: tuple[Path, ...], page: str) -> str:
-    """Return the text that is printed once the cluster runs."""
+    """Return the tour's text."""
     shown = steps(folder)
     width = max(len(step.command) for step in shown)
     lines = [f"{step.command:<{width}}  # {step.shows}" for step in shown]
