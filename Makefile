@@ -8,7 +8,7 @@ unexport MAKEFLAGS
 
 BIN := .venv/bin
 IMAGE ?= corepin:dev
-# What decides: every branch of it is tested.
+# Pure code, of which the tests must cover every branch.
 PURE := pinning/*,published/*,webhook/rules/*,drawing/*,dashboard/model/*,dashboard/view/*
 
 BENCHES := $(patsubst bench/%.py,bench.%,$(wildcard bench/allocate.py bench/nri.py bench/plan.py bench/vm_threads.py bench/webhook.py)) bench.shim
@@ -21,39 +21,39 @@ help: ## show this list
 setup:
 	@scripts/setup
 
-demo: setup ## start the webhook, send it the examples, show what it says and which CPUs they would get
+demo: setup ## send the examples to a real webhook, show its answers, plan their CPUs, and pin real processes
 	@$(BIN)/python -m demo
 
-try: setup ## a cluster of one node on this machine with corepin installed, until Ctrl-C; SMT=1: on cores of two threads
+try: setup ## run a one-node cluster with corepin on this machine, until Ctrl-C; SMT=1: on emulated cores of two threads
 	@exec $(BIN)/python -m demo.cluster $(if $(SMT),--smt)
 
-test: setup ## every check and every test; builds Kubernetes and the image the first time
+test: setup ## run every check and every test; builds Kubernetes and the image the first time
 	@scripts/setup chromium
 	@scripts/test
 	@$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 
-unit: setup ## the tests that need no server, no container runtime and no emulated machine
+unit: setup ## run the tests that need no server, no container runtime and no emulated machine
 	@COREPIN_KILLS=$${COREPIN_KILLS:-6} $(BIN)/pytest -q -n 2 -m 'not server and not runtime and not node and not smt'
 
-mutations: setup ## break what decides in a hundred places, one at a time: some test has to fail each time
+mutations: setup ## mutation tests: change the pure code in a hundred places, one at a time; a test must fail each time
 	@$(BIN)/python -m tests.mutations
 
-e2e-smt: setup ## whole clusters on emulated machines with many CPUs: 45 minutes, and more when busy
+e2e-smt: setup ## run clusters on emulated machines with many CPUs: 45 minutes on an idle machine
 	@$(BIN)/pytest -m smt_cluster tests/smt_cluster
 
-soak: setup ## containers started over NRI beside two busy loops, and their runtime restarted: 10 minutes
+soak: setup ## start containers over NRI beside two busy loops, and restart their runtime: 10 minutes
 	@scripts/soak
 
-# mypy knows files by their contents: a new checkout is not looked at as a whole again.
-check: setup ## formatting, lint, types
+# The mypy cache is outside of the checkout, because it identifies files by content and serves new checkouts too.
+check: setup ## check formatting, lint and types
 	@$(BIN)/ruff format --check --quiet . || { echo 'run: .venv/bin/ruff format .'; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --cache-dir "$${XDG_CACHE_HOME:-$$HOME/.cache}/corepin/mypy"
 
-release: setup ## build what a release consists of into dist/, of what is committed, the same bytes each time
+release: setup ## build a release of the committed tree reproducibly into dist/
 	@$(BIN)/python -m scripts.release $(if $(URL),--url '$(URL)') $(if $(AGAIN),--again)
 
-version: setup # write VERSION=1.2.3 wherever the version is named
+version: setup # write VERSION=1.2.3 to every place of the version
 	@$(BIN)/python -m scripts.release.version '$(VERSION)'
 
 image: ## build the container image with docker, podman or buildah (IMAGE=corepin:dev)
@@ -63,25 +63,25 @@ bench: ## measure allocation, planning, threads of VMs, cmk isolate, the webhook
 	@scripts/setup wrk
 	@for module in $(BENCHES); do echo "== $$module"; $(BIN)/python -m "$$module"; done
 
-renew-pins: setup ## pin the newest base image, Debian packages and actions in pins.toml, and write them where they are used
+renew-pins: setup ## pin the newest base image, Debian packages and actions in pins.toml, and copy the pins to their users
 	@$(BIN)/python -m scripts.pins --renew
 
 metrics: setup ## write docs/metrics.md from the programs
 	@$(BIN)/python -m scripts.metrics_page
 
-arrows: setup ## write the table of imports of docs/architecture.md from the code
+arrows: setup ## write the table of imports in docs/architecture.md from the code
 	@$(BIN)/python -m tests.arrows
 
-chart: setup ## write what is made of manifests/: the Helm chart, and the overlay of `corepin cmk cluster-init`
+chart: setup ## generate the Helm chart, and the overlay of `corepin cmk cluster-init`, from manifests/
 	@$(BIN)/python -m scripts.registration
 	@$(BIN)/python -m scripts.chart
 	@$(BIN)/python -m scripts.cmk_overlay
 
-newest-uvicorn: setup ## run the tests of our subclasses of uvicorn against its newest release; it may fail alone
+newest-uvicorn: setup ## test our subclasses of uvicorn with its newest release; can fail although `make test` passes
 	@scripts/newest-uvicorn
 
-pictures: setup ## write the map of the README's picture
+pictures: setup ## write the README's picture of `corepin map`
 	@$(BIN)/python -m tests.pictures
 
-proto: setup ## write the Python code of NRI's and the kubelet's messages from their *.proto
+proto: setup ## generate the Python code of NRI's, CRI's and the kubelet's messages from *.proto
 	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. agent/nri/wire/*.proto agent/kubelet/*.proto agent/cri/*.proto agent/dra/*.proto

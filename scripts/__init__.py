@@ -1,1 +1,1 @@
-"""Scripts behind `make`, besides the programs."""
+"""Python scripts of the Makefile's targets; not part of the product."""

@@ -35,8 +35,8 @@ AGENT_GROUPS = """\
   {{ printf "config.%s.yaml" $name | toJson }}: {{ $config | toJson }}
 {{- end }}
 """
-# Until everything is text, expressions stand in the objects between marks that no manifest has: ⟪.Values.x⟫.
-# Kustomize itself puts these two into every place of a namespace.
+# In objects, expressions are between marks that no manifest contains, such as ⟪.Values.x⟫. Kustomize puts these two
+# wherever a namespace is named.
 NAMES = "data: {system: ⟪.Values.namespaces.system⟫, agent: ⟪.Values.namespaces.agent⟫}\n"
 TEMPLATE_HEADER = "{{- /* Written by `make chart` from manifests/, where the reasons stand. */}}\n"
 VALUES_HEADER = "# What the overlay {0} changes. Written by `make chart` from manifests/{0}.\n"
@@ -68,7 +68,7 @@ def write(files: dict[Path, str]) -> None:
 
 
 def written() -> set[Path]:
-    """Return the existing generated files, which have a mark in their first lines."""
+    """Return the existing generated files, recognized by a mark in their first lines."""
     return {
         path.relative_to(CHART)
         for path in CHART.glob("*/*.yaml")
@@ -78,7 +78,7 @@ def written() -> set[Path]:
 
 def _rendered() -> dict[str, dict[Identity, Object]]:
     """Return the objects of every overlay, with expressions where the namespaces are named."""
-    build_missing(sys.stderr, [KUBECTL])  # the pinned one: another kustomize may render differently
+    build_missing(sys.stderr, [KUBECTL])  # the pinned one, because another version may render differently
     kubectl = find(KUBECTL, cache_folder())
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(MANIFESTS, Path(folder, "manifests")))
@@ -122,7 +122,7 @@ def _values(objects: dict[Identity, Object]) -> dict[str, Any]:
 
 
 def _value_file(name: str, overlays: dict[str, dict[Identity, Object]]) -> str:
-    """Return an overlay's switch, and its values that differ from the base; added objects have defaults."""
+    """Return an overlay's condition value, and its values that differ from the base's."""
     base = _values(overlays[BASE])
     changed = {key: value for key, value in _values(overlays[name]).items() if value != base.get(key, value)}
     tree: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def _file_of(it: Object) -> Path:
 
 
 def combined(variants: Mapping[str, Any], where: str) -> Any:
-    """Return the common parts of overlays, and in an `if` the keys that only some have."""
+    """Return the merged variants of overlays: common parts, and parts of only some overlays in an `if`."""
     first, *others = variants.values()
     if all(other == first for other in others):
         return first
@@ -207,7 +207,7 @@ def _combined_items(variants: Mapping[str, list[Object]], where: str) -> Iterato
 
 
 def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
-    """Return the names of all lists; a new name follows its predecessor in its own list."""
+    """Return the names of all lists in a merged order; a new name follows its predecessor."""
     order: list[str] = []
     for names in lists:
         at = 0
@@ -221,7 +221,7 @@ def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
-    """Return the condition that is true for overlays with a part, and false for the others."""
+    """Return the condition that is true exactly for the overlays with a part."""
     for overlays, condition in WHEN.items():
         if overlays & variants.keys() == having.keys():
             return condition
@@ -230,7 +230,7 @@ def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
 
 def _template(it: Object) -> str:
     """Return an object as text for Helm: values are written as JSON, which is YAML in any case."""
-    text = _yaml(it).replace("{{", '{{ "{{" }}')  # braces of our own, e.g. in alerts, are no expressions
+    text = _yaml(it).replace("{{", '{{ "{{" }}')  # escapes our own braces, e.g. in alerts
     text = re.sub(r"(?m)^ *(?:- )?⟪(if .*?|end)(?: \w+)?⟫(?:: null)?$", r"{{- \1 }}", text)
     text = re.sub(r"(?m)^(.*)⟪with (.*)⟫$", r"{{- with \2 }}\n\1{{ . | toJson }}\n{{- end }}", text)
     text = re.sub(r"(?m)(?<=[:-] )⟪(.*)⟫$", r"{{ \1 | toJson }}", text)

@@ -33,7 +33,7 @@ OVERLAYS = frozenset(
     }
 )
 
-# Overlays with parts that others lack, and the chart's condition for them.
+# Conditions of the chart for parts that only these overlays have.
 WHEN = {
     frozenset({"cert-manager"}): 'eq .Values.certificates "cert-manager"',
     OVERLAYS - {"cert-manager", "own-certificate"}: 'eq .Values.certificates "corepin-certs"',
@@ -55,7 +55,7 @@ WHEN = {
     frozenset({"cmk"}): ".Values.agent.cmk",
     frozenset({"dashboard"}): ".Values.dashboard.enabled",
 }
-# The values that make such a condition true. Other changes of an overlay are found in its fields.
+# Values that make these conditions true. Other values of an overlay are derived from its fields.
 SWITCHES: dict[str, dict[str, Any]] = {
     "cert-manager": {"certificates": "cert-manager"},
     "own-certificate": {"certificates": "own-certificate"},
@@ -84,10 +84,10 @@ class Field:
 
     kind: str
     name: str
-    path: str  # steps as in a JSON Pointer; an item of a list is found by its name, or by its number
+    path: str  # like a JSON Pointer; list items by name or index
     value: str = ""  # the value, used unchanged
     expression: str = ""  # or an expression of values
-    is_optional: bool = False  # left out while the value is empty
+    is_optional: bool = False  # omitted if the value is empty
 
     @property
     def template(self) -> str:

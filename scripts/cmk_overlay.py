@@ -1,6 +1,6 @@
-"""Generate the overlay `cmk` for `corepin cmk cluster-init`: rendered, with marks in place of namespaces.
+"""Generate the rendered overlay `cmk` for `corepin cmk cluster-init`, with placeholders for namespaces.
 
-The command runs without manifests/ and kustomize; the marks are texts that occur nowhere else in it.
+The command has neither manifests/ nor kustomize. The placeholders occur nowhere else in the overlay.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ PROGRAMS: Final = {
     "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing, and without the component `dra` `claim_*` and `resource_claims*`.",
     "Certificates": "`corepin certs run`, port 8082.",
 }
-# The values of a label; one label may mean different things in different metrics.
+# The values of labels; a label can have different meanings in different metrics.
 LABELS: Final = {
     "files": "`configuration` or `certificate`",
     "endpoint": "`mutate` or `validate`",
@@ -102,7 +102,7 @@ def programs() -> dict[str, list[Row]]:
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[Row]:
-    """Yield the metrics of a registry, without those of the process, which every program has."""
+    """Yield the metrics of a registry, except process metrics."""
     for collector in _private(registry, "collector_to_names"):
         if isinstance(collector, MetricWrapperBase):
             (family,) = collector.describe()
@@ -113,7 +113,7 @@ def _rows(registry: CollectorRegistry) -> Iterator[Row]:
 
 
 def _private(holder: object, name: str) -> Any:
-    """Return a private attribute of prometheus-client: the names of labels without values yet."""
+    """Return a private attribute of prometheus-client, which has no public access to names of unused labels."""
     return getattr(holder, f"_{name}")
 
 

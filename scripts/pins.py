@@ -1,4 +1,4 @@
-"""Copy the pins of `pins.toml` to the files that use them; `--renew` first asks registries for the newest.
+"""Copy the pins of `pins.toml` to the files that use them; `--renew` first gets the newest from registries.
 
 Workflows and Dockerfiles cannot read another file, so they contain copies of the pins.
 """
@@ -25,7 +25,7 @@ FILE: Final = Path("pins.toml")
 DOCKERFILE: Final = Path("Dockerfile")
 WORKFLOWS: Final = Path(".github/workflows")
 BASE: Final = "docker.io/library/debian"
-DAY_OLD: Final = timedelta(days=1)  # a snapshot that is complete
+DAY_OLD: Final = timedelta(days=1)  # age at which a snapshot is complete
 SECONDS: Final = 30
 _INDEX: Final = (
     "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"

@@ -9,7 +9,7 @@ from typing import Final
 from pinning.contract import FAMILIES
 
 FILE: Final = Path("manifests/base/registration.yaml")
-A_LINE: Final = 3  # tests of a prefix
+A_LINE: Final = 3  # prefix tests per line
 _TEST: Final = r"k\.startsWith\('[a-z0-9.-]+\.corepin\.io/'\)"
 _TESTS: Final = re.compile(rf"^( +){_TEST}(?:\s+\|\|\s+{_TEST})*", re.MULTILINE)
 

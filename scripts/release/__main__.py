@@ -21,7 +21,7 @@ from tests.image.build import BuildFailed, build_image, forget_image
 if TYPE_CHECKING:
     from scripts.release.source import Source
 
-PLACE: Final = "https://releases.example/corepin"  # URL of a release's files; none has been published
+PLACE: Final = "https://releases.example/corepin"  # placeholder for the URL of a release's files
 SUMS: Final = "SHA256SUMS"
 KREW: Final = "corepin.yaml"
 # Names of a release's files. One without a version, such as krew's manifest, counts only if SHA256SUMS lists it.
@@ -64,14 +64,13 @@ def build(source: Source, dist: Path, url: str) -> None:
     normalise(build_image(source.folder), image, f"docker.io/library/corepin:{source.version}", source.epoch)
     text = bill(parts_of(image), source.version)
     (dist / f"corepin-{source.version}-image.cdx.json").write_text(text, encoding="utf-8")
-    # Built last, because its manifest counts as a release file only if the checksums list it: after a failure the
-    # folder could not be emptied.
+    # Built last: its manifest has no version in its name, so make_room accepts it only if SHA256SUMS lists it.
     build_krew(source, dist, url)
     write_sums(dist)
 
 
 def make_room(dist: Path) -> None:
-    """Empty the folder of the previous release; raise ReleaseFailed if it may hold other files."""
+    """Delete the previous release's files; raise ReleaseFailed if the folder has other files."""
     dist.mkdir(parents=True, exist_ok=True)
     there = sorted(dist.iterdir())
     listed = _listed(dist / SUMS)
@@ -83,7 +82,7 @@ def make_room(dist: Path) -> None:
 
 
 def _listed(sums: Path) -> frozenset[str]:
-    """Return the checksum file and the files that it lists; none if there is no such file, or it is another project's."""
+    """Return SHA256SUMS and the files that it lists; empty if it is missing or another project's."""
     if not sums.is_file():
         return frozenset()
     names = [line.partition("  ")[2] for line in sums.read_text(errors="replace").splitlines()]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pack(file: Path, members: Mapping[str, Path], epoch: int) -> None:
-    """Write a gzipped tar of files by name, sorted, with one time and one owner."""
+    """Write a gzipped tar of files, sorted by name, with the same time and owner."""
     with (
         file.open("wb") as raw,
         gzip.GzipFile("", "wb", 9, raw, mtime=0) as zipped,

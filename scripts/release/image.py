@@ -1,8 +1,7 @@
 """Normalisation of the image archive, so that two builds of the same sources are equal.
 
-A builder writes the time, a random host name and the id of its container into an image, and the files that it
-created have the time of their creation. All of that is removed here, whichever builder it was; contents stay
-unchanged.
+Builders write the time, a random host name and a container id into an image, and new files have the time of their
+creation. Normalisation removes these, and keeps the files' contents.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from typing import IO
 
-# Settings of a container that are part of the result; the rest describes the build.
+# Settings of the container to keep; the others describe the build.
 _SETTINGS: Final = ("User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "WorkingDir")
-# inode numbers; ldconfig makes it again when it runs
+# contains inode numbers; ldconfig creates it again
 _LEFT_OUT: Final = frozenset({"var/cache/ldconfig/aux-cache"})
 _OF_FILES: Final = ("atime", "ctime", "mtime")
 
 
 def normalise(built: Path, file: Path, name: str, epoch: int) -> None:
-    """Write the image of a Docker archive as another one, `name`, in which no time is later than `epoch`."""
+    """Write a normalised copy of a Docker archive, named `name`, without times after `epoch`."""
     with tarfile.open(built) as source, tempfile.TemporaryDirectory(dir=file.parent) as work:
         manifest = _read(source, "manifest.json")[0]
         layers = [_layer(source, layer, Path(work), epoch) for layer in manifest["Layers"]]
@@ -45,7 +44,7 @@ def normalise(built: Path, file: Path, name: str, epoch: int) -> None:
 
 
 def compressed(file: Path) -> list[int]:
-    """Return the compressed size of each layer in bytes, as a node pulls them from a registry."""
+    """Return the gzipped size of each layer in bytes, as pulled from a registry."""
     with tarfile.open(file) as archive:
         layers = [archive.extractfile(name) for name in _read(archive, "manifest.json")[0]["Layers"]]
         return [_gzipped(layer) for layer in layers if layer]

@@ -1,7 +1,7 @@
-"""`kubectl corepin` for krew: an archive per kind of machine, for every Python from 3.11 on, and a manifest.
+"""`kubectl corepin` for krew: an archive per platform, for every Python from 3.11 on, and a manifest.
 
-The libraries are wheels of the lock, for each version of Python: their compiled parts have it in their names,
-so all of them are in one folder. Only distributions that the plugin's verbs need are included.
+The libraries are the locked wheels for each version of Python, in one folder, because the names of compiled files
+contain the version. Only distributions that the plugin's verbs need are included.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from scripts.release.source import Source
 
-NEEDS: Final = ("argcomplete", "httpx", "kubernetes", "msgspec", "pyyaml")  # of the plugin's verbs
+NEEDS: Final = ("argcomplete", "httpx", "kubernetes", "msgspec", "pyyaml")  # the verbs' direct dependencies
 UNUSED: Final = Path("requirements.unused")
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
-MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # Go's name, and that of wheels
+MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # name in Go and krew: name in wheels
 LIBRARY: Final = "lib"
 LAUNCHER: Final = """\
 #!/bin/sh
@@ -157,7 +157,7 @@ def _pip(*words: str) -> None:
 
 
 def _add(installed: Path, library: Path) -> None:
-    """Move new files into the library; existing ones are equal, except for pip's records."""
+    """Move files into the library unless they exist there; existing ones are equal, except pip's records."""
     for name, path in files_below(installed, ".").items():
         target = library / name
         if not name.startswith("./bin/") and not target.exists():

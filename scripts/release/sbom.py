@@ -1,6 +1,6 @@
-"""Bill of materials of the image (CycloneDX), read from the image itself: Debian's packages and Python's.
+"""SBOM of the image (CycloneDX): the Debian packages and Python distributions in the image's files.
 
-It has no serial number and no time, so that the same image has the same bill.
+It has no serial number and no time, so that equal images have equal SBOMs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ NAME: Final = "corepin"
 
 
 class Part(NamedTuple):
-    """One package that an image holds."""
+    """One package in an image."""
 
     url: PackageURL
-    license: str  # an SPDX expression, empty where the package states none
+    license: str  # SPDX expression; empty if the package states none
     requires: frozenset[str]  # names of packages of the same kind
 
 
 def parts_of(image: Path) -> list[Part]:
-    """Return the packages in a Docker archive, by the last layer with each."""
+    """Return the packages in a Docker archive; a later layer overrides an earlier one."""
     found: dict[str, Part] = {}
     with tarfile.open(image) as archive:
         layers = [member.name for member in archive if member.name.endswith(".tar")]
@@ -48,7 +48,7 @@ def parts_of(image: Path) -> list[Part]:
 
 
 def bill(parts: Iterable[Part], version: str) -> str:
-    """Return the bill of materials of the image of a version, as JSON."""
+    """Return the SBOM of a version's image as JSON."""
     root = Component(name=NAME, version=version, type=ComponentType.CONTAINER, bom_ref=NAME)
     others = [part for part in parts if part.url.name != NAME]
     components = {(part.url.type, part.url.name): _component(part) for part in others}
@@ -85,7 +85,7 @@ def _message(content: bytes) -> Message:
 
 
 def _distribution(metadata: Message) -> Part:
-    """Return a Python distribution with its requirements here, without its extras."""
+    """Return a Python distribution with the requirements that apply here, without extras."""
     wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
     needed = [it for it in wanted if it.marker is None or it.marker.evaluate({"extra": ""})]
     url = PackageURL("pypi", name=canonicalize_name(metadata["Name"]), version=metadata["Version"])

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-PULLED: Final = "what a node pulls"  # the image's layers, compressed as a registry keeps them
+PULLED: Final = "what a node pulls"  # the image's compressed layers
 _VERSION: Final = re.compile(r"-\d+\.\d+\.\d+")
 _MB: Final = 1e6
 
 
 def sizes(dist: Path) -> dict[str, int]:
-    """Return the bytes of each file of a release, by its name without the version, and of a node's pull."""
+    """Return the bytes of each file of a release, by name without the version, and of the image's pull."""
     found = {_VERSION.sub("", path.name, count=1): path.stat().st_size for path in sorted(dist.iterdir())}
     pulled = [sum(compressed(image)) for image in dist.glob("*-image.tar")]
     return found | dict.fromkeys([PULLED] if pulled else [], sum(pulled))

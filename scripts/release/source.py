@@ -19,7 +19,7 @@ EPOCH = "SOURCE_DATE_EPOCH"  # https://reproducible-builds.org/specs/source-date
 
 
 class ReleaseFailed(Exception):
-    """A release cannot be built; the message says why."""
+    """A release cannot be built; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def committed(root: Path) -> Iterator[Source]:
 
 
 def uncommitted(root: Path) -> list[str]:
-    """Return the uncommitted files, which a release leaves out."""
+    """Return the uncommitted files, which a release does not contain."""
     return _git(root, "status", "--porcelain").splitlines()
 
 

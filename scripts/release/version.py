@@ -1,4 +1,4 @@
-"""The version: defined in pyproject.toml; `make version VERSION=1.2.3` writes it to all places with it."""
+"""The version, which pyproject.toml defines; `make version VERSION=1.2.3` writes it to all places."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Places of the version: file patterns, and the text before it.
+# Places of the version: file patterns, and the text before the version.
 _NUMBER: Final = r"\d+\.\d+\.\d+"
 _PLACES: Final = (
     ("pyproject.toml", r'^version = "'),
