@@ -187,7 +187,7 @@ def counted_budgets() -> Iterator[dict[str, Any]]:
 
 
 def started_budgets() -> Iterator[dict[str, Any]]:
-    """Yield pods with a budget of 4 and init containers, ordinary and lasting ones."""
+    """Yield pods with a budget of 4, and with init containers or sidecars."""
     for name, restart in itertools.product(
         ("main", "side", "corepin-gate"), ({}, {"restartPolicy": "Always"})
     ):
@@ -298,7 +298,7 @@ def test_budget_whose_limits_a_limit_range_fills_in(held: Registered) -> None:
 
 
 def test_budget_that_no_webhook_completed_is_refused(held: Registered) -> None:
-    """A budget without the webhook's counts is refused with both sums; any lasting container may have the count."""
+    """A budget without the webhook's counts is refused with both sums; any container or sidecar may have the count."""
     cluster = held.namespace(WITHOUT)
     refusal = cluster.create(budgeted(container("main"), annotations={SMT: "isolate"}), *UNKNOWN)
     if knows_budgets(cluster):
