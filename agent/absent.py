@@ -146,7 +146,7 @@ class NoBootingMachines:
 
 
 class NoObservedCPUs:
-    """No kubelet allocates CPUs here: each cpuset is taken as it is (interface `ObservedCPUs`)."""
+    """No kubelet allocates CPUs, so that cpusets are reported unchanged (interface `ObservedCPUs`)."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
         """Return the cpuset of each container that has one."""
@@ -164,7 +164,7 @@ class NoWrappers:
         """Ignore the result of a pass."""
 
     def shown(self, state: NodeState) -> NodeState:
-        """Return the state as it is."""
+        """Return the state unchanged."""
         return state
 
     def reset(self) -> None:

@@ -6,7 +6,7 @@ AgentError
   +- Gone          the container or pod does not exist any more; nothing to do
   +- Refused       the request was refused; the message has reason and remedy
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
-  +- TooMany       a container made more cgroups than are looked at
+  +- TooMany       a container has more child cgroups than the agent reads
   +- Unsettled     threads start faster than they are moved; the next pass continues
   +- Unfinished    a container has more cgroups than are moved at once; the next pass continues
 

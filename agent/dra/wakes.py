@@ -94,7 +94,7 @@ class Wakes:
     async def run(self, request_pass: Callable[[], None]) -> None:
         """Remind the kubelet of unprepared claims until cancelled.
 
-        Each reminder is a higher count of tries, which a pass publishes.
+        A reminder increases the claim's number of tries, which the next pass publishes in the pod's status.
         """
         while True:
             self._changed.clear()

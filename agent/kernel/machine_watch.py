@@ -1,4 +1,4 @@
-"""Kernel events after which the machine is to be read again: CPUs that go offline or come back, and written files.
+"""Kernel events that require a new read of the machine: CPU hotplug, and writes to files.
 
 The kernel sends uevents over netlink, without any right, to each network namespace that the initial user namespace
 owns. inotify reports writes of files and their replacement.

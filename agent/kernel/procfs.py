@@ -64,10 +64,10 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
 
 
 def status_words(status: str, field: str) -> list[str]:
-    """Return the words of one line of /proc/PID/status after the field's name; none if it lacks the line.
+    """Return the words after a field's name in /proc/PID/status; empty if the line is missing.
 
-    A process chooses its name, the first line, in which the kernel escapes newlines alone: splitlines() and files read
-    as text split there at other characters too.
+    A process controls its name, which is the first line. The kernel escapes only newlines there, but splitlines() and
+    text files also split at other characters.
     """
     return status.partition(f"\n{field}:")[2].partition("\n")[0].split()
 

@@ -298,7 +298,7 @@ class KubeletDevices:
                 request_pass()
 
     async def _ask(self) -> bool:
-        """Ask once; return whether devices became known, or the reason for unknown devices changed."""
+        """Query the kubelet once; return whether devices became known, or the reason for unknown devices changed."""
         asked = self._clock()
         try:
             named = await self._kubelet.ask({waiting.name for waiting in self._waiting.values()})

@@ -82,7 +82,7 @@ class Balancer:
 
     @property
     def has_banned(self) -> bool:
-        """Return whether a ban has to be lifted."""
+        """Return whether a saved ban is still to be lifted."""
         return self._saved.is_left
 
     @property
@@ -221,7 +221,7 @@ def _text(ban: _Ban) -> str:
 
 
 def _parse(text: str) -> _Ban:
-    """Return a saved ban; raise an error for a damaged one, because no invented list may be sent."""
+    """Return a saved ban; raise an error for a damaged one, because its CPU lists are sent to irqbalance."""
     pid, started, before, sent = parse_json(text)
     ban = _Ban(int(pid), int(started), CPUSet.parse(str(before)), tuple(CPUSet.parse(str(it)) for it in sent))
     if not ban.sent:

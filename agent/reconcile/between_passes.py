@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Topology
     from pinning.pods.types import Pod
 
-MACHINE: Final = "machine"  # key of the looks at the machine on the agenda
+MACHINE: Final = "machine"  # the agenda's key of the checks of the machine
 POLL_SECONDS: Final = 1.0  # poll interval of the machine
 # poll interval while the kernel reports changes of CPUs; needed because the kernel does not report CPUs that a
 # cgroup partition takes

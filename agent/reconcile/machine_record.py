@@ -116,7 +116,7 @@ class MachineRecord:
 
     @property
     def is_unsettled(self) -> bool:
-        """Return whether another reading comes soon, even if the number of threads stays."""
+        """Return whether the machine is read again soon, even if its number of threads does not change."""
         return self.is_waiting or self.is_changing
 
     def was_read(self, state: VMState | None) -> bool:

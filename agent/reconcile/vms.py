@@ -146,7 +146,7 @@ class VMKeeper:
             record.is_due |= cgroup in record.place.cgroups
 
     async def look(self) -> float | None:
-        """Read machines whose thread count changed; return the seconds until the next look, None without machines."""
+        """Read machines whose thread count changed; return the seconds until the next check, None without machines."""
         if await self.poll():
             self._trigger.request_pass()
         return self.pause() if self._followed() else None

@@ -59,12 +59,12 @@ class NodeView:
         return frozenset(pod.uid for pod in self.state.seen_pods)
 
     def held(self, owner: Owner) -> CPUSet:
-        """Return the CPUs that a container owns, running or not."""
+        """Return a container's exclusive CPUs in the ledger, whether or not it runs."""
         held = self.state.ledger.of(owner)
         return held.cpus if held and held.is_exclusive else EMPTY
 
     def owned(self, owner: Owner) -> CPUSet:
-        """Return the CPUs that a running container owns, from any claim."""
+        """Return the usable part of a container's exclusive CPUs."""
         return self.held(owner) & self._usable
 
     def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:

@@ -45,7 +45,7 @@ def _strict(pool: Pool) -> str:
 class ContainerUses:
     """The pools of each container, from its first wrapper until it ends.
 
-    They stay in between, so that cpusets do not change with each command.
+    They are kept between commands, so that cpusets do not change with each command.
     """
 
     def __init__(self, kept: Mapping[str, tuple[Owner, frozenset[PoolUse]]]) -> None:
@@ -62,7 +62,7 @@ class ContainerUses:
         return True
 
     def asked(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools for a starting pass."""
+        """Return the pools that a starting pass must plan."""
         self._asked = dict(self.wanted)
         found: dict[Owner, frozenset[PoolUse]] = {}
         for owner, uses in self._asked.values():
@@ -70,7 +70,7 @@ class ContainerUses:
         return found
 
     def passed(self) -> None:
-        """Mark the pools of the last pass as planned."""
+        """Record that a pass has planned the pools that it got from `asked`."""
         self._planned = self._asked
 
     def are_planned(self, container_id: str) -> bool:

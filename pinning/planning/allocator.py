@@ -368,7 +368,7 @@ def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int,
 
 
 def _unit(sets: NodeSets, claim: Claim, policies: EffectivePolicies, beside: Beside, count: int) -> int:
-    """Return the number of counted CPUs or cores that make a core, or 1 if each required home needs some."""
+    """Return the granularity of the count: the threads of a core, or 1 if cores are counted or each home needs a CPU."""
     if claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE:
         return 1
     unit = sets.topology.smt

@@ -132,14 +132,14 @@ def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | N
 
 
 class Refusals:
-    """The claims that are not or only partly fulfilled, with the reason; the first reason of each stands."""
+    """The claims that are not or only partly fulfilled, each with its first reason."""
 
     def __init__(self, draft: LedgerDraft) -> None:
         self.found: dict[Owner, Refusal] = {}
         self._draft = draft
 
     def add(self, ask: Ask, reason: Reason, message: str) -> None:
-        """Record why a claim is not fulfilled; the first reason stands."""
+        """Record why a claim is not fulfilled, unless it has a reason already."""
         blocks = self._blocks(ask)
         refusal = Refusal(ask.owner, ask.pod.namespace, ask.pod.name, reason, message, blocks)
         self.found.setdefault(ask.owner, refusal)

@@ -220,9 +220,9 @@ class Assigner:
             self._refused.of_policy(ask, held, str(problem))
 
     def _come_nearer(self, ask: Ask) -> None:
-        """Place a container anew, once, when its devices become known: only on CPUs that are nearer.
+        """Place a container again, once, when its devices become known, if the new CPUs are nearer.
 
-        A container that requires CPUs beside its devices, and has others, is placed anew until it has them.
+        A container that requires CPUs beside its devices, but has others, is placed again until it has them.
         """
         held = self.draft.ledger.of(ask.owner)
         if not held or ask.owner in self.refusals:

@@ -71,7 +71,7 @@ def _keep(assignment: Assignment, observed: Observed) -> Keep:
 
 
 def _device_users(pool: PodPool) -> tuple[str, ...]:
-    """Return the containers of a pool whose devices' interrupts stay; devices of ordinary init containers are not known."""
+    """Return a pool's containers whose `irq-policy` keeps device interrupts; devices of init containers are unknown."""
     return tuple(name for name in pool.lasting if name in pool.irq_devices)
 
 

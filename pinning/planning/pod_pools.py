@@ -85,7 +85,7 @@ def mems_of(ledger: Ledger, owner: Owner) -> CPUSet:
 
 
 def _cpus_of_pod(ledger: Ledger, pool: Assignment, user: PoolUser) -> CPUSet:
-    """Return the CPUs of a pod without slices of containers that run beside a starting one."""
+    """Return the CPUs of a pod, without the slices of containers that start before `user`."""
     lasting = [it for it in ledger.pods.get(pool.owner.pod_uid, ()) if it.is_lasting_slice]
     beside = union(it.footprint for it in lasting if it.start_index < user.start_index)
     return (pool.cpus | union(it.cpus for it in lasting)) - beside
@@ -128,7 +128,7 @@ def _start_indexes(ledger: Ledger, uid: str) -> dict[str, int]:
 
 
 class SharedCharge(NamedTuple):
-    """CPUs that the scheduler counts by what some containers of a pod with a budget request together."""
+    """CPUs of a pod with a budget, and the containers whose requests the scheduler adds up for them."""
 
     cpus: CPUSet
     containers: frozenset[str]
@@ -138,7 +138,7 @@ NO_SHARED_CHARGE: Final = SharedCharge(EMPTY, frozenset())
 
 
 def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
-    """Return the CPUs of a pod's pool and of the lasting slices under its policy, and the containers that may request them.
+    """Return the CPUs of a pod's pool and of other slices under its SMT policy, with the containers that may request them.
 
     They are counted together, because any one container of the pod requests those of the pool, and a resize moves CPUs
     between the parts. With `is_whole` the slices under another policy are included, if the budget must be on one
@@ -268,7 +268,7 @@ def _lasts(part: Assignment) -> bool:
 
 
 def _sum_of_parts(parts: Sequence[Ask], policies: EffectivePolicies, threads: int) -> int:
-    """Return the count of the claim that has room for all lasting parts, which do not share cores they own."""
+    """Return the CPUs of one claim that can hold all parts, if these must not share cores."""
     total = 0
     for part in parts:
         count = part.claim.count

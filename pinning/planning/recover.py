@@ -88,7 +88,7 @@ def _with_pool(ledger: Ledger, pod: SeenPod, budget: Budget, signs: _Signs) -> L
 
 
 def _before_first_limits(ledger: Ledger, pod: SeenPod, budget: Budget) -> Budget:
-    """Return the budget with all lasting containers in the pool that have no evident slice: their limits may be new."""
+    """Return the budget with containers that have no evident slice in the pool, because their CPU limits may be new."""
     users = [
         PoolUser(claim.container, pod.start_order.index(claim.container), claim.role, is_bare=True)
         for claim in budget.slices
@@ -119,7 +119,7 @@ def _pools(
 
 
 def _reported_pool(pod: SeenPod, claim: Claim, signs: _Signs) -> Iterator[Assignment]:
-    """Yield the pool as it was reported if none of its lasting containers is live, and no other pod runs there."""
+    """Yield the reported pool if none of its containers is live and no other pod runs there."""
     owner = Owner(pod.uid, "")
     cpus = signs.reported.get(owner, EMPTY)
     seen = SeenContainer("", owner, State.EXITED, cpus)

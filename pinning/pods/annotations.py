@@ -127,7 +127,7 @@ class PolicyAnnotations:
         return max(words, key=(NoisePolicy.NONE, NoisePolicy.QUIET).index, default=None)
 
     def irq_of(self, containers: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the interrupts that stay on CPUs which several containers use; empty: none stays."""
+        """Return the merged `irq-policy` of several containers: interrupts that may stay on their CPUs."""
         if not (self.irq.pod or self.irq.containers):
             return ()
         return merged(it.value for name in containers if (it := self.irq.of(name)))

@@ -177,7 +177,7 @@ class Budget:
 
 
 def left_of(budget: int, claims: Iterable[Claim]) -> int:
-    """Return the CPUs of a budget that the lasting slices among a pod's claims leave to the pool."""
+    """Return the CPUs of a budget that remain for the pool after the slices of containers and sidecars."""
     return max(0, budget - sum([it.count for it in claims if it.role is not Role.INIT and it.can_be_slice]))
 
 
@@ -241,7 +241,7 @@ class PodClaims:
 
     @property
     def carrier(self) -> str:
-        """Return the lasting container that requests the resources of the pool, preferably one without a claim; empty: none."""
+        """Return the container that requests the pool's resources, preferably one without a claim; empty: none."""
         lasting = [member.name for member in self.members if member.role is not Role.INIT]
         holding = self.holding
         return next((name for name in lasting if name not in holding), lasting[0] if lasting else "")

@@ -25,9 +25,9 @@ RESOURCES: Final = {SMTPolicy.ISOLATE: ISOLATED_CORES, SMTPolicy.REQUIRE: WHOLE_
 
 
 class Count(NamedTuple):
-    """Amount of an extended resource that a container requests, or all lasting containers of a pod with a budget."""
+    """Requested amount of an extended resource, by one container, or by all of a pod with a budget."""
 
-    container: str  # name of the container; empty: all lasting containers of a pod with a budget
+    container: str  # name of the container; empty: all containers and sidecars of a pod with a budget
     amount: int  # requested amount; 0: it requests none
     smt: SMTPolicy  # the policy that the resource counts
 
@@ -48,9 +48,9 @@ def counts_of(pod: Pod, asked: PodClaims) -> tuple[Count, ...]:
 
 
 def _of_budget(asked: PodClaims) -> Iterator[Count]:
-    """Yield the amounts that the lasting containers of a pod with a budget request together.
+    """Yield the sums that containers and sidecars of a pod with a budget request.
 
-    One of them requests the cores of the pool, so that a single container may request fewer or more than it takes.
+    Only sums can be compared, because any one of them may request the cores of the pool.
     """
     pool = asked.pool
     parts = (*asked.slices, pool) if pool else asked.slices

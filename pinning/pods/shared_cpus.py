@@ -33,7 +33,7 @@ def machine_of(pod: Pod, *, is_launcher: bool) -> str:
 def misplaced(
     members: Sequence[Member], policies: PolicyAnnotations, exclusive: Collection[str], machine: str
 ) -> Iterator[Cause]:
-    """Refuse the shared set for containers that are not exclusive, and in virtual machines.
+    """Yield a refusal for each `shared-cpus` annotation of a container that is not exclusive or in a virtual machine.
 
     `machine` is the reason for a virtual machine, else empty. A container that names ResourceClaims may be exclusive: the
     pod does not say what these are for.

@@ -238,7 +238,7 @@ def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterat
 
 
 def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the resources of a pod with a budget, with the remedy if its lasting containers request another sum than they take.
+    """Yield the resources of a pod with a budget, with a remedy if its containers and sidecars request a wrong sum.
 
     Only the sum is checked: the scheduler adds the requests up, and a resize inside the budget moves CPUs between a
     slice and the pool.

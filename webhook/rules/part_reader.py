@@ -1,7 +1,7 @@
 """Decoder for the part of an object that rules read, robust against the size, depth and defects of the rest.
 
-A usual object is decoded at once, as msgspec skips all other members. Of a large one the part is first cut out as
-bytes and measured, so that all other members, mostly `managedFields` and `status`, are only skipped.
+Small objects are decoded directly, since msgspec skips all other members. In large ones the part is first cut out as
+bytes and measured; all other members, mostly `managedFields` and `status`, are only skipped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def surely_fits(text: bytes | msgspec.Raw) -> bool:
 
 
 class PartReader(Generic[Part]):
-    """Decodes objects as one type of the domain, after cutting out its members in large ones."""
+    """Decodes objects as a type with only the members that rules read; large objects are cut down to these first."""
 
     def __init__(self, part: type[Part]) -> None:
         self._decoder: msgspec.json.Decoder[Part] = msgspec.json.Decoder(part)

@@ -44,7 +44,7 @@ def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[O
 
 
 def is_counted_without_budget(pod: Pod, settings: Settings) -> bool:
-    """Return whether a pod requests counts, and only those that corepin writes for it without `spec.resources`."""
+    """Return whether a pod requests counts, and all are the ones that corepin adds to it without `spec.resources`."""
     spec = pod.get("spec") or {}
     before = read_pod({**pod, "spec": {**spec, "resources": None}})
     stated = [(it, name) for it in before.members for name in it.requests if _is_count(name)]
