@@ -338,6 +338,7 @@ class PodState:
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
     claims: tuple[ClaimState, ...] = ()  # the claims that hold CPUs, in order of their names
     was_rejected: bool = False  # the creation of one of its containers was lately rejected over NRI
+    is_held_back: bool = False  # and would still be rejected, for example because others run on its CPUs
 
     @property
     def is_reported(self) -> bool:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.reconcile.vms import VMKeeper
     from pinning.machine.cpuset import CPUSet
     from pinning.machine.topology import Topology
+    from pinning.planning.start_table import StartTable
     from pinning.pods.types import Pod
 
 MACHINE: Final = "machine"  # the agenda's key of the checks of the machine
@@ -50,17 +51,23 @@ logger = logging.getLogger(__name__)
 
 
 class WatchedCgroups:
-    """Watches the cgroups of known containers and sandboxes."""
+    """Watches the cgroups of known containers and sandboxes, and starts new containers by the newest table."""
 
     def __init__(self, interfaces: Interfaces, observer: Observer, vms: VMKeeper) -> None:
         self._cgroups = interfaces.cgroups
         self._cpusets = interfaces.cgroups.watch
         self._containers = interfaces.container_watch
+        self.table: StartTable | None = None  # the table by which containers start now
         self._observer = observer
         self._vms = vms
         # Cgroups of running containers and sandboxes that are watched; None: the last attempt to watch them failed.
         self._followed: frozenset[str] | None = frozenset()
         self._refused: dict[str, str] = {}  # why the kernel refused the last watches, by what is watched
+
+    def publish(self, table: StartTable | None) -> None:
+        """Start new containers by this table from now on; None: leave them alone."""
+        self.table = table
+        self._containers.publish(table)
 
     def follow(self) -> None:
         """Watch for new containers, and the cgroups of containers that run since the last pass."""

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from pinning.planning.actions import Action
     from pinning.planning.node_config import NodeConfig
     from pinning.planning.observed import Observed, Owner
-    from pinning.planning.start_table import StartTable
 
 QUOTAS: Final = "quotas.json"
 # Policies of the kubelet's topology manager that align CPUs with devices.
@@ -245,12 +244,12 @@ class Reconciler:
         read_memory(self.observer.records.values(), plan.ledger, self._interfaces.cgroups.cpusets)
         await self._pin_vms(plan, observed, config, undone)
         result = pass_result(observed, plan, self.observer, self._foreign_writes, self.vms.states())
+        result = replace(result, table=self._watched.table)
         names = self._settings.node, self._interfaces.runtime.name
-        starts, group = self._watched.start_way, self._settings.group
-        state = node_state_of(result, *names, kubelet, starts, observes=config.observe)
+        state = node_state_of(result, *names, kubelet, self._watched.start_way, observes=config.observe)
         return replace(
             state,
-            group=group,
+            group=self._settings.group,
             topology_manager=self._settings.topology_manager,
             free_devices=self._settings.free_devices(self._interfaces.devices.free(), config),
         )
@@ -294,21 +293,18 @@ class Reconciler:
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self.boots.follow(observed, plan.ledger, records.values(), sandboxes.threads)
         self.boots.confine((shared & before) or shared)
-        self._publish(table)  # grants CPUs from here on, and booting machines have left them
+        self._watched.publish(table)  # grants CPUs from here on, and booting machines have left them
         undone: list[Action] = []
         if plan.actions:
             with self.metrics.apply_seconds.time():
                 done = await self._applier.apply(plan.actions, records, left_alone)
             undone += _undone(plan.actions, done, self._applier.created_updates.is_sending)
             if table:
-                self._publish(table.waiting_for(undone))
+                self._watched.publish(table.waiting_for(undone))
         self.boots.confine(shared)
         if writes:
             bind_created(records.values(), self._applier.created_updates)
         return frozenset(action.container_id for action in undone)
-
-    def _publish(self, table: StartTable | None) -> None:
-        self._interfaces.container_watch.publish(table)
 
     def _look_back(self, known: Collection[str], *, observes: bool) -> None:
         """Record the unpinned time of containers that reached their CPUs, and clear old errors.

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pinning.planning.plan import Plan
     from pinning.planning.refusal import Refusal
     from pinning.planning.run_sets import RunSets, SandboxSet
+    from pinning.planning.start_table import StartTable
 
 
 NO_TIMES: Final = ClaimTimes()
@@ -56,6 +57,14 @@ class PassResult:
     # Pid of each container's first process, by namespace/pod/container.
     first_pids: Mapping[str, int] = field(default_factory=dict)
     cgroups: Mapping[Owner, str] = field(default_factory=dict)  # cgroup of each of these containers, if known
+    table: StartTable | None = None  # by which containers start after the pass; None: no start is rejected
+
+    def holds_back(self, pod: SeenPod) -> bool:
+        """Return whether the creation of a container of a pod would be rejected after the pass."""
+        owners = (Owner(pod.uid, name) for name in pod.start_order)
+        return self.table is not None and any(
+            isinstance(self.table.start(owner, claims=False), str) for owner in owners
+        )
 
     @cached_property
     def shared(self) -> CPUSet:
@@ -225,6 +234,7 @@ def _known_pod(pod: SeenPod, result: PassResult, rejected: Collection[str]) -> P
         pool=_pool(pod.uid, result),
         claims=_claims(pod.uid, result),
         was_rejected=pod.uid in rejected,
+        is_held_back=pod.uid in rejected and result.holds_back(pod),
     )
 
 

@@ -2,12 +2,12 @@
 
 Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container
 runs, because an earlier annotation would be rewritten at once. If the creation of a container was rejected, its pod
-gets the annotation as soon as it has CPUs that others have left, because the kubelet retries at once when the pod
-changes. The refusal that the kubelet has not named the devices yet would be rewritten soon too, so it is written only
-after some seconds. A pod with a gate gets the annotation immediately and keeps it; an empty annotation opens the
-gate. Facts that change without the pod (the shared set, except for containers that may also use it; tasks that come
-and go) are left out, so that one change of a pod is one PATCH. Times and the details of a refusal are only updated
-when other content changes.
+gets the annotation as soon as the container may start, because the kubelet retries at once when the pod changes, and
+after some seconds at the latest, so that operators see its CPUs beside a lasting conflict. The refusal that the
+kubelet has not named the devices yet would be rewritten soon too, so it is written only after some seconds. A pod
+with a gate gets the annotation immediately and keeps it; an empty annotation opens the gate. Facts that change
+without the pod (the shared set, except for containers that may also use it; tasks that come and go) are left out, so
+that one change of a pod is one PATCH. Times and the details of a refusal are only updated when other content changes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 NEW: Final = Container()
 _DETAILS: Final = re.compile(r"/\S+|[0-9][0-9,-]*")
 _SEPARATOR: Final = re.compile("[:;] ")
+# Delay after which a pod with CPUs is reported though its container is still rejected.
+BLOCKED_SECONDS: Final = 5.0
+SHOWN_SECONDS: Final = 1.0  # longest wait for a pod that the watch lacks, while another one is blocked
 _OTHERS: Final = "and  more"  # end of a truncated list, without its number
 
 logger = logging.getLogger(__name__)
@@ -68,12 +72,12 @@ class _Object(msgspec.Struct):
 _object = msgspec.json.Decoder(_Object)
 
 
-def pod_status(pod: PodState, before: str | None) -> str | None:
-    """Return the annotation of a pod; None if it holds no CPUs and was refused none.
+def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) -> str | None:
+    """Return the annotation of a pod that has been blocked for some seconds; None if it holds no CPUs and was refused none.
 
     The old text stays if only times differ, or only the number of free CPUs in an unchanged refusal.
     """
-    if not pod.is_reported or (before is None and _is_waiting(pod)):
+    if not pod.is_reported or (before is None and _is_waiting(pod, blocked_seconds)):
         return None
     old = _read(before)
     return _as_ascii(
@@ -97,16 +101,25 @@ def _as_ascii(status: PodStatus) -> str:
     return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
 
 
-def _is_waiting(pod: PodState) -> bool:
+def _refusals(pod: PodState) -> list[Refused]:
+    return [it for it in (pod.refusal, *(container.refusal for container in pod.containers)) if it]
+
+
+def _is_blocked(pod: PodState) -> bool:
+    """Return whether a pod has its CPUs, and a container of it is still rejected, because others have not left them."""
+    return pod.is_held_back and not _refusals(pod)
+
+
+def _is_waiting(pod: PodState, blocked_seconds: float) -> bool:
     """Return whether a pod has nothing to report: no container runs, is gated, or was refused for more than a moment.
 
     A claim that the kubelet does not prepare is reported, and so are the CPUs of a pod of which a container was
-    rejected before, because the write makes the kubelet retry at once. While other containers still run on these CPUs that
-    retry would be rejected too, and the next one comes only after the kubelet's backoff.
+    rejected before, because the write makes the kubelet retry at once. While the container would still be rejected the
+    report waits for BLOCKED_SECONDS at most, because the next retry comes only after the kubelet's backoff.
     """
-    refusals = [it for it in (pod.refusal, *(container.refusal for container in pod.containers)) if it]
-    is_blocked = bool(refusals) or any(container.intruders for container in pod.containers)
-    is_late = any(claim.times.tries for claim in pod.claims) or (pod.was_rejected and not is_blocked)
+    refusals = _refusals(pod)
+    is_ready = not refusals and (not pod.is_held_back or blocked_seconds >= BLOCKED_SECONDS)
+    is_late = any(claim.times.tries for claim in pod.claims) or (pod.was_rejected and is_ready)
     is_refused = not all(
         map(is_usual, refusals)
     )  # the end of a usual refusal would rewrite the status at once
@@ -209,18 +222,30 @@ class PodReport:
         # Pods with the annotation, by uid, also those that the watch no longer shows.
         self._annotated: dict[str, Pod] = {}
         self._backoff = ObjectBackoff(clock)
+        self._clock = clock
+        # Since when each pod is blocked, by uid as the runtime knows it.
+        self._blocked: dict[str, float] = {}
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
         """Update every pod except those in backoff after a refusal; raise Later while there are any."""
         shown = self._source.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in shown}
+        seconds = self._note_blocked(state)
         changes = {_uid(pod): (pod, text) for pod, text in self._changes(state)}
         self._backoff.keep(changes)
         await self._write_all(changes)
         await self._try_again(changes)
         await self._clear_finished()
-        self._check_complete(state)
+        self._check_complete(state, seconds)
+
+    def _note_blocked(self, state: NodeState) -> float | None:
+        """Record since when pods are blocked; return the seconds until the next of them is reported, None without one."""
+        now = self._clock.monotonic()
+        blocked = (pod.uid for pod in state.pods if _is_blocked(pod))
+        self._blocked = {uid: self._blocked.get(uid, now) for uid in blocked}
+        waits = (since + BLOCKED_SECONDS - now for since in self._blocked.values())
+        return min((wait for wait in waits if wait > 0.0), default=None)
 
     async def _write_all(self, changes: Mapping[str, tuple[Pod, str | None]]) -> None:
         failures = 0
@@ -263,15 +288,21 @@ class PodReport:
                 del self._annotated[uid]
         self._annotated.update({uid: pod for uid, pod in shown.items() if self._current(pod) is not None})
 
-    def _check_complete(self, state: NodeState) -> None:
-        """Raise Later if the watch lacks a pod that gets the annotation, or the API server refused one."""
+    def _check_complete(self, state: NodeState, seconds: float | None) -> None:
+        """Raise Later if the watch lacks a pod that gets the annotation, the API server refused one, or one is blocked.
+
+        `seconds` is the wait until a blocked pod is reported.
+        """
         refused = len(self._backoff)
         shown = by_runtime_uid(list(self._source.pods().values()), state.names)
         late = [pod.name for pod in state.pods if pod.is_known and pod.is_reported and pod.uid not in shown]
         if late:
-            raise Later(f"not shown yet: {', '.join(late)}", refused=refused)
+            wait = seconds and min(SHOWN_SECONDS, seconds)
+            raise Later(f"not shown yet: {', '.join(late)}", wait, refused)
         if refused:
-            raise Later(f"refused: {refused} pods", BETWEEN_SECONDS, refused)
+            raise Later(f"refused: {refused} pods", min(BETWEEN_SECONDS, seconds or math.inf), refused)
+        if seconds is not None:
+            raise Later("a container is rejected while others run on its CPUs", seconds)
 
     async def reset(self) -> None:
         """Remove the annotation from every pod of the node, by a new list; raise the first refusal."""
@@ -286,13 +317,15 @@ class PodReport:
             raise failed[0]
 
     def _changes(self, state: NodeState) -> Iterator[tuple[Pod, str | None]]:
+        now = self._clock.monotonic()
         known = {pod.uid: pod for pod in state.pods if pod.is_known}
         seen = {pod.uid for pod in state.seen_pods} if state.is_synchronised else set()
         for uid, pod in by_runtime_uid(list(self._source.pods().values()), state.names).items():
             before = self._current(pod)
             if uid not in known and uid not in seen:
                 continue  # the pod was created after the state was computed
-            after = pod_status(known[uid], before) if uid in known else None
+            blocked_seconds = now - self._blocked.get(uid, now)
+            after = pod_status(known[uid], before, blocked_seconds) if uid in known else None
             if after != before:
                 yield pod, after
 

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from agent.clock import Clock
 from agent.kubelet.devices import LATE, LATE_FOR_SOME
 from agent.node_state import NodeState, NoiseLevel, Path, PodState, Proof
-from agent.report.pod_status import PodReport, pod_status
+from agent.report.pod_status import BLOCKED_SECONDS, PodReport, pod_status
 from agent.report.publisher import Later
 from apiserver.client import METADATA, METADATA_LIST, Api
 from pinning.contract import STATUS_CPUS, CPUPolicy, NoiseKind
@@ -155,10 +156,81 @@ def test_status_of_a_rejected_pod_is_written_with_its_cpus() -> None:
 def test_status_of_a_rejected_pod_waits_until_others_have_left_its_cpus() -> None:
     """A retry of the kubelet is rejected as long as other containers run on the CPUs, so the status is written after that."""
     ready = replace(of(state_of(bound("a", annotations=EXCLUSIVE), proven=False), "a"), was_rejected=True)
-    [main] = ready.containers
-    blocked = replace(ready, containers=(replace(main, intruders=("test/b/main",)),))
+    blocked = replace(ready, is_held_back=True)
     assert pod_status(blocked, None) is None
     assert pod_status(ready, None)
+
+
+def test_status_of_a_blocked_pod_is_written_after_some_seconds() -> None:
+    """A pod beside a lasting conflict gets its status after BLOCKED_SECONDS; a refusal has a delay of its own."""
+    main = of(state_of(bound("a", annotations=EXCLUSIVE), proven=False), "a")
+    blocked = replace(main, was_rejected=True, is_held_back=True)
+    assert pod_status(blocked, None, BLOCKED_SECONDS - 0.1) is None
+    text = pod_status(blocked, None, BLOCKED_SECONDS)
+    assert json.loads(text or "")["containers"]["main"]["cpus"]
+    refused = replace(of(beside(DEVICES_NOT_NAMED), "a"), was_rejected=True, is_held_back=True)
+    assert pod_status(refused, None, BLOCKED_SECONDS) is None
+
+
+def held_back(state: NodeState, *names: str) -> NodeState:
+    """Return a state in which containers of these pods were rejected and still would be."""
+    pods = (
+        replace(pod, was_rejected=True, is_held_back=True) if pod.name in names else pod for pod in state.pods
+    )
+    return replace(state, pods=tuple(pods))
+
+
+def test_report_of_a_blocked_pod_is_due_at_the_end_of_its_delay() -> None:
+    """The report asks to be called again when the first blocked pod is due, also if nothing changes in the meantime."""
+    pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
+    server, now = FakeApiServer.with_pods(*pods), [100.0]
+    state = state_of(*pods, proven=False)
+
+    async def act(api: Api) -> None:
+        report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
+
+        async def due(*names: str) -> float | None:
+            with pytest.raises(Later) as later:
+                await report.publish(held_back(state, *names))
+            return later.value.seconds
+
+        assert await due("a") == BLOCKED_SECONDS
+        now[0] += 3.0
+        assert await due("a", "b") == BLOCKED_SECONDS - 3.0
+        now[0] += 2.0
+        assert await due("a", "b") == 3.0
+        assert [path[-1] for path, _ in server.patches] == ["a"]
+        now[0] += 3.0
+        await report.publish(held_back(state, "a", "b"))
+        assert [path[-1] for path, _ in server.patches] == ["a", "b"]
+
+    run(server, act)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_other_waits_do_not_delay_a_blocked_pod(*, is_shown: bool) -> None:
+    """Beside a pod that the API server refuses, or the watch lacks, the next call is not later than for a blocked pod."""
+    pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
+    server, now = FakeApiServer.with_pods(*pods), [100.0]
+    server.refused = {"b": httpx.Response(422)}
+    pinned, [a, _] = state_of(*pods), state_of(*pods, proven=False).pods
+    state = held_back(replace(pinned, pods=(a, pinned.pods[1])), "a")
+
+    async def act(api: Api) -> None:
+        shown = source(*(pods if is_shown else pods[:1]))
+        report = PodReport(api, "node-1", shown, Clock(monotonic=lambda: now[0]))
+        for waited in (0.0, BLOCKED_SECONDS - 0.25):
+            now[0] = 100.0 + waited
+            with pytest.raises(Later) as later:
+                await report.publish(state)
+            assert later.value.seconds
+            assert later.value.seconds <= BLOCKED_SECONDS - waited
+        now[0] = 100.0 + BLOCKED_SECONDS
+        with pytest.raises(Later):
+            await report.publish(state)
+        assert report.writes == 1
+
+    run(server, act)
 
 
 @pytest.mark.parametrize("reason", [LATE, LATE_FOR_SOME, "the kubelet does not name devices: junk"])
