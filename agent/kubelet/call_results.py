@@ -5,14 +5,16 @@ The delay of the next call follows from them too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from agent.kubelet.device_answers import result_of
+from agent.kubelet.device_answers import LATER, SLOW, SLOW_SECONDS, result_of
 from pinning.planning.observed import AT_EACH_START
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from agent.errors import AgentError
     from agent.kubelet.waiting_pods import Waiting
@@ -28,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class CallResults:
-    """Why the last call failed."""
+    """Why the last call failed, or that the call in flight is late."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float]) -> None:
-        self.reason = ""  # empty: it did not fail
+        self.reason = ""  # empty: it did not fail and is not late
         self._metrics = metrics
         self._clock = clock
         # the reasons for which the last pass was requested, by the uid of the pod that waits
@@ -47,11 +49,33 @@ class CallResults:
 
     def failed(self, error: AgentError, asked: float) -> None:
         """Record the failure of a call that was made at this time."""
-        result, self.reason = result_of(error)
-        self._metrics.podresources_called(result, self._clock() - asked)
+        result, reason = result_of(error)
+        seconds = self._clock() - asked
+        self._metrics.podresources_called(result, seconds)
+        # a late call has shown its reason already
+        was_late = result == LATER and seconds >= SLOW_SECONDS
+        self._show(result, SLOW if was_late else reason)
+
+    @contextmanager
+    def in_flight(self, shows_reason: Callable[[], bool], request_pass: Callable[[], None]) -> Iterator[None]:
+        """Make SLOW the reason if the call in the block takes longer; request a pass if that reason is to be shown."""
+
+        def late() -> None:
+            self._show(LATER, SLOW)
+            if shows_reason():
+                request_pass()
+
+        timer = asyncio.get_running_loop().call_later(SLOW_SECONDS, late)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _show(self, result: str, reason: str) -> None:
+        self.reason = reason
         if result not in self._logged:
             self._logged.add(result)
-            logger.warning("devices not known", extra={"facts": {"reason": self.reason}})
+            logger.warning("devices not known", extra={"facts": {"reason": reason}})
 
     def longest_wait(self, waiting: Collection[Waiting]) -> float:
         """Return the longest delay of the next call, 0 if no pod waits; a socket that fails is called as for new pods."""

@@ -1,4 +1,4 @@
-"""Size limits of the kubelet's answers about devices, and the reasons and metric labels of failed calls."""
+"""Size and time limits of the kubelet's answers about devices, and the reasons and metric labels of failed calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from agent.errors import AgentError
 
 ANSWER_BYTES: Final = 4 * 2**20  # longest answer: 80,000 devices; gRPC's usual limit
+# Longest wait for an answer: the kubelet of a starved machine takes some seconds. No pass waits for it.
+ANSWER_SECONDS: Final = 10.0
+# After this time an answer counts as late, and the wait for it is a reason that pods show.
+SLOW_SECONDS: Final = 2.0
+SLOW: Final = f"the kubelet does not name devices: no answer in {SLOW_SECONDS:.0f} s"
+LATER: Final = "later"  # result of a call that another one may repeat
 HIGHEST_NODE: Final = 1023  # highest number of a NUMA node; the kernel's own limit is lower
 LONGEST_REASON: Final = (
     300  # characters of an error, which come from the socket and go to pods' status and events
@@ -25,5 +31,5 @@ def result_of(error: AgentError) -> tuple[str, str]:
     """Return the result of a failed call as the metric counts it, and the reason."""
     if isinstance(error, TooLarge):
         return "too_large", f"the kubelet's list of devices exceeds {ANSWER_BYTES >> 20} MiB"
-    result = "later" if isinstance(error, Unavailable) else "refused"
+    result = LATER if isinstance(error, Unavailable) else "refused"
     return result, f"the kubelet does not name devices: {truncate(str(error), LONGEST_REASON)}"

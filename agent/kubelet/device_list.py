@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import Refused
 from agent.grpc_calls import Calls, decoded
-from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, PCI
+from agent.kubelet.device_answers import ANSWER_BYTES, ANSWER_SECONDS, HIGHEST_NODE, PCI
 from agent.kubelet.pod_resources import PODS, SERVICE
 from agent.kubelet.podresources_pb2 import ContainerResources, ListPodResourcesRequest
 from pinning.machine.cpuset import CPUSet
@@ -48,7 +48,7 @@ class DeviceList:
     Only containers of the requested pods are decoded, one at a time.
     """
 
-    def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
+    def __init__(self, socket: Path, timeout_seconds: float = ANSWER_SECONDS) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
 
     async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:

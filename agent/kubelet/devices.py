@@ -256,8 +256,7 @@ class KubeletDevices:
         return {**dict.fromkeys(claiming, 0), **pod.device_kinds}
 
     def _new(self, pod: SeenPod, now: float) -> Waiting:
-        name = pod.namespace, pod.name
-        claims, asked = pod.named_claims, self._time_of_day()
+        name, claims, asked = (pod.namespace, pod.name), pod.named_claims, self._time_of_day()
         return Waiting(name, self._kinds(pod), now, claims, self.looks_up_claims, asked)
 
     def sandbox_started(self, uid: str) -> None:
@@ -289,8 +288,9 @@ class KubeletDevices:
             while self._waiting:
                 self._wake.clear()
                 await self._limit.turn()
-                if await self._ask():
-                    request_pass()
+                with self._calls.in_flight(self._shows_reason, request_pass):
+                    if await self._ask():
+                        request_pass()
                 await _woken(self._wake, min(wait, self._calls.longest_wait(self._waiting.values())))
                 wait = FIRST_SECONDS if self._wake.is_set() else min(LONGEST_SECONDS, wait * 2)
             self._wake.clear()

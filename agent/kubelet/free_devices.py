@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.errors import AgentError, Refused
 from agent.grpc_calls import Calls, decoded
-from agent.kubelet.device_answers import ANSWER_BYTES, HIGHEST_NODE, result_of
+from agent.kubelet.device_answers import ANSWER_BYTES, ANSWER_SECONDS, HIGHEST_NODE, result_of
 from agent.kubelet.pod_resources import PODS, SERVICE
 from agent.kubelet.podresources_pb2 import (
     AllocatableResourcesRequest,
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 class FreeDeviceList:
     """Asks the kubelet on one socket for the devices that no container has."""
 
-    def __init__(self, socket: Path, timeout_seconds: float = 2.0) -> None:
+    def __init__(self, socket: Path, timeout_seconds: float = ANSWER_SECONDS) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
 
     async def ask(self) -> Kinds:

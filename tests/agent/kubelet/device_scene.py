@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from agent.kubelet.device_list import Name
 from agent.kubelet.devices import KubeletDevices
@@ -13,8 +14,25 @@ from pinning.machine.near import Device
 from pinning.planning.node_config import DEFAULT, NodeConfig
 from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, State
 from tests.agent import virtual_time
+from tests.agent.kubelet.fake_kubelet import GPU
 from tests.agent.kubelet.fake_list import FakeList
 from tests.pinning.machines import FLAT
+
+
+def seen(
+    uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "", irq: str = ""
+) -> SeenPod:
+    """Return a pod of the API, with a policy for devices or interrupts if a word is given."""
+    limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
+    annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
+    annotations |= {"device-policy.corepin.io/pod": word} if word else {}
+    annotations |= {"irq-policy.corepin.io/pod": irq} if irq else {}
+    return SeenPod.of(
+        {
+            "metadata": {"uid": uid, "name": name, "namespace": "ns", "annotations": annotations},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]},
+        }
+    )
 
 
 def observed(*pods: SeenPod, live: Iterable[str] = ()) -> Observed:

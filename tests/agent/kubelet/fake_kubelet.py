@@ -54,6 +54,7 @@ class FakeKubelet:
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.hangs = False
         self.asked = 0
+        self.limits: list[float] = []  # how long the client of each call waits, in seconds
 
     def lists(self, *pods: PodResources) -> None:
         """Answer with these pods from now on."""
@@ -68,12 +69,14 @@ class FakeKubelet:
         async with grpc_service(self.socket, "v1.PodResourcesLister", handlers):
             yield
 
-    async def _allocatable(self, _: bytes, __: Any) -> bytes:
+    async def _allocatable(self, _: bytes, context: Any) -> bytes:
         self.asked += 1
+        self.limits.append(context.time_remaining())
         return self.allocatable
 
     async def _list(self, _: bytes, context: Any) -> bytes:
         self.asked += 1
+        self.limits.append(context.time_remaining())
         if self.hangs:
             await asyncio.get_running_loop().create_future()
         if self.error:

@@ -14,6 +14,7 @@ class FakeList:
     def __init__(self) -> None:
         self.pods: dict[Name, list[Named]] = {}
         self.error: Exception | None = None
+        self.seconds = 0.0  # from a call until its answer
         self.at: list[float] = []
         self.hook: Callable[[], None] = lambda: None
 
@@ -21,7 +22,7 @@ class FakeList:
         """Return the devices of the requested pods, or raise the error."""
         self.at.append(asyncio.get_running_loop().time())
         self.hook()
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.seconds)
         if self.error:
             raise self.error
         return {name: self.pods[name] for name in pods if name in self.pods}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -29,27 +28,11 @@ from pinning.planning.observed import (
     SeenPod,
 )
 from tests.agent import virtual_time
-from tests.agent.kubelet.device_scene import Scene, observed, stage
+from tests.agent.kubelet.device_scene import Scene, observed, seen, stage
 from tests.agent.kubelet.fake_list import FakeList
 
 GPU = "nvidia.com/gpu"
 NEAR = Device(GPU, CPUSet([1]))
-
-
-def seen(
-    uid: str, name: str = "a", *, devices: bool = True, claims: bool = True, word: str = "", irq: str = ""
-) -> SeenPod:
-    """Return a pod of the API, with a policy for devices or interrupts if a word is given."""
-    limits: dict[str, Any] = {"cpu": 2, **({GPU: 1} if devices else {})}
-    annotations = {"cpu-manager.corepin.io/pod": "exclusive"} if claims else {}
-    annotations |= {"device-policy.corepin.io/pod": word} if word else {}
-    annotations |= {"irq-policy.corepin.io/pod": irq} if irq else {}
-    return SeenPod.of(
-        {
-            "metadata": {"uid": uid, "name": name, "namespace": "ns", "annotations": annotations},
-            "spec": {"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]},
-        }
-    )
 
 
 def test_answer_with_devices_counts_at_once() -> None:
