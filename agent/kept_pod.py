@@ -52,6 +52,8 @@ MOST_NEAR: Final = (
 LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
 # Of a value with other characters than ASCII, which is no word: one of them can make Python store each character in four bytes.
 LONGEST_FOREIGN: Final = LONGEST_VALUE // 4
+# Of a status with such characters, as earlier agents wrote: it takes no more memory than the longest one in ASCII (256 KiB).
+LONGEST_STATUS: Final = 2**16
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +264,7 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
     strange = 0
     for key, value in given.items():
         if key == STATUS_CPUS:
-            yield key, value if value.isascii() else _shortened(value)  # the agent writes ASCII alone
+            yield key, value if value.isascii() or len(value) <= LONGEST_STATUS else _shortened(value)
         elif key in ASKING_MARKS:
             yield key, ""  # the key decides, as for the runtime's NRI requests
         elif key.partition("/")[0] in CRIO_FOLLOWED:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kept_pod import LONGEST_VALUE, MOST_STRANGE, PodDecoder
+from agent.kept_pod import LONGEST_STATUS, LONGEST_VALUE, MOST_STRANGE, PodDecoder
 from agent.report.extended_resources import RESOURCES as CORE_RESOURCES
 from agent.report.extended_resources import node_resources
 from pinning.contract import FAMILIES, STATUS_CPUS
@@ -192,10 +192,23 @@ def test_truncated_value_is_refused_as_the_whole_one_is() -> None:
     assert causes == [["metadata.annotations[irq-policy.corepin.io/pod]"]] * len(values)
 
 
+def kept_status(status: str) -> str:
+    """Return the kept status of a pod."""
+    document = pod(container("main", 1), annotations={STATUS_CPUS: status})
+    return (kept(document)["metadata"] or {})["annotations"][STATUS_CPUS]  # type: ignore[index]
+
+
+def test_status_of_an_earlier_agent_keeps_other_characters() -> None:
+    """A status with other characters than ASCII is kept up to LONGEST_STATUS, so that an upgrade keeps its times."""
+    status = '{"version":1,"containers":{"main":{"cpus":"1","refusal":{"message":"yés"}}}}'
+    status += " " * (LONGEST_STATUS - len(status))
+    assert kept_status(status) == status
+    assert decode(PodStatus, kept_status(status)).containers["main"].cpus == "1"
+
+
 def test_status_of_another_author_does_not_become_valid_by_truncation() -> None:
-    """A status with other characters than ASCII, which the agent does not write, is truncated and stays invalid."""
-    document = pod(container("main", 1), annotations={STATUS_CPUS: "{}" + " " * 1000 + "é"})
-    text = (kept(document)["metadata"] or {})["annotations"][STATUS_CPUS]  # type: ignore[index]
+    """A longer status with other characters than ASCII is truncated and stays invalid."""
+    text = kept_status("{}" + " " * (LONGEST_STATUS - 2) + "é")
     assert len(text) < LONGEST_VALUE
     with pytest.raises(AnotherVersion):
         decode(PodStatus, text)
@@ -265,6 +278,7 @@ def largest() -> Iterator[Any]:
     for start in ("", "\N{GRINNING FACE}"):  # Python stores a string in the width of its widest character
         yield pod(*short, annotations=full_annotations(short, start))
         yield pod(*full, annotations={STATUS_CPUS: start + "x" * (ANNOTATION_BYTES - len(STATUS_CPUS) - 4)})
+    yield pod(*full, annotations={STATUS_CPUS: "\N{GRINNING FACE}" + "x" * (LONGEST_STATUS - 1)})
 
 
 @pytest.mark.parametrize("document", list(largest()))
