@@ -70,7 +70,7 @@ class PodClaims:
         self._limit = reader.limit
         self._wanted: dict[Key, frozenset[str]] = {}  # uids of the pods that name a claim, by claim
         self._queue = ReadQueue(reader.limit)
-        self._left: Counter[str] = Counter()  # number of unread claims, by uid of the pod
+        self._left: Counter[str] = Counter()  # number of unread claims that are not late, by uid of the pod
         self._has_news = False  # a claim was read since a pass was requested last
         self._has_complete = False  # so were all claims of a pod
         self._requested = 0.0  # when a pass was requested last
@@ -100,7 +100,7 @@ class PodClaims:
     def _queue_unread(self) -> None:
         """Queue the unread claims; those without an answer are the last of their namespaces."""
         unread = sorted(filter(self._is_unread, self._wanted), key=self._late.__contains__)
-        self._left = Counter(pod for key in unread for pod in self._wanted[key])
+        self._left = Counter(pod for key in unread if key not in self._late for pod in self._wanted[key])
         self._queue.fill(unread, (namespace for namespace, _ in self._wanted))
 
     @property
@@ -149,13 +149,13 @@ class PodClaims:
             self._stop_timer()
 
     async def _read_new(self, request_pass: Callable[[], None]) -> None:
-        """Read unread claims; request a pass when no other may be read now, or a pod is complete, but not too often."""
+        """Read unread claims; request a pass when no other is queued, or a pod is complete, but not too often."""
         while True:
             async with self._queue.next() as key:
                 if self._is_unread(key):  # another reader may have read it in the meantime
                     await self._look(key, request_pass)
                     self._limit.charge(key[0], self._reader.size(*key))
-            is_last = not self._queue.has_next
+            is_last = self._queue.is_empty  # a namespace that waits for its rate limit has claims in it
             if self._has_news and is_last:
                 self._request(request_pass)
             elif self._has_complete:

@@ -35,9 +35,9 @@ class ReadQueue:
         self._changed.set()
 
     @property
-    def has_next(self) -> bool:
-        """Whether a claim may be read now."""
-        return bool(self._ready())
+    def is_empty(self) -> bool:
+        """Whether no claim is queued, not even one whose namespace waits for its rate limit or for another read."""
+        return not self._waiting
 
     def _ready(self) -> list[str]:
         """Return the namespaces of which a claim may be read now."""

@@ -206,6 +206,31 @@ def test_waiting_namespaces_cause_no_passes() -> None:
     virtual_time.run(use(Churn()))
 
 
+def test_small_claims_above_the_burst_share_passes() -> None:
+    """Reads of 1,000 small claims that wait for the rate limit request a pass for each complete pod, not for each claim."""
+    passes = []
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {f"n{number}": claim_of(f"n{number}", 2**13) for number in range(1000)}
+        names = sorted(node.api.claims)
+
+        def request_pass() -> None:
+            passes.append(virtual_time.now())
+            asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
+
+        reading = asyncio.create_task(node.claims.run(request_pass))
+        node.show(
+            [replace(noisy("n0"), uid=f"p{at}", claim_names=frozenset(names[at::250])) for at in range(250)]
+        )
+        while len(node.claims.read) < len(names):
+            await asyncio.sleep(0.1)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert len(passes) < 150
+
+    virtual_time.run(use(Churn()))
+
+
 def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:
     """Reads for Prepares that fail once a second for each of 20 pods stay within the rate limit, as users may change pods."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.dra.book import ClaimBook
 from agent.dra.pod_claims import NO_ANSWER, PASS_SECONDS, PATIENCE_SECONDS, PodClaims
+from agent.dra.read_limit import BURST_BYTES
 from agent.dra.reader import ClaimReader
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, pod
@@ -164,6 +165,25 @@ def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
         await asyncio.wait([reading])
 
     virtual_time.run(working())
+
+
+def test_pass_for_a_pod_with_a_late_claim_waits_for_no_limited_namespace() -> None:
+    """A pod whose other claims are read gets a pass at once, though claims of a rate-limited namespace are queued."""
+
+    async def use(node: Node) -> None:
+        await asyncio.sleep(PATIENCE_SECONDS + 1)
+        node.claims._limit.charge("limited", 100 * BURST_BYTES)
+        node.show(replace(pod("limited", "c1"), namespace="limited"))
+        node.show(replace(pod("a", "slow", "c0"), namespace="noisy"))
+        while uid_of("c0") not in node.claims.known:
+            await asyncio.sleep(0.001)
+        known = virtual_time.now()
+        await asyncio.sleep(PASS_SECONDS)
+        requested, claims = node.passes[-1]
+        assert claims == {uid_of("c0")}
+        assert requested - known < 0.01
+
+    run(use)
 
 
 def test_stopped_reader_requests_no_pass() -> None:
