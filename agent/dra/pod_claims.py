@@ -90,6 +90,7 @@ class PodClaims:
                 key = pod.namespace, name
                 wanted[key] = wanted.get(key, frozenset()) | {pod.uid}
         self._wanted = wanted
+        self._reader.keep_sizes(wanted)
         self._read = {key: read for key, read in self._read.items() if key in wanted}
         self._late &= wanted.keys()
         self._silent &= {namespace for namespace, _ in wanted}

@@ -16,8 +16,9 @@ from pinning.errors import BadJSON
 from pinning.json_text import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Container
 
+    from agent.dra.read_queue import Key
     from apiserver.client import Api
     from pinning.dra.claims import DeviceClaim
 
@@ -27,7 +28,8 @@ CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/
 AT_ONCE: Final = 3
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
-MOST_SIZES: Final = 4096  # claims whose sizes are known: more than the pods of a node can name
+# Size of a claim that was not read yet, or does not exist: claims of KubeVirt and of users have 1 to 4 KiB.
+UNREAD_BYTES: Final = 2**12
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class ClaimReader:
         # No request before this moment while the API server is out of reach. Callers have their own
         # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
-        self._sizes: dict[str, int] = {}  # of claims at their last reads, by path
+        self._sizes: dict[Key, int] = {}  # bytes of claims at their last reads
         self.limit = ReadLimit(clock)  # for reads that users cause
 
     async def read_limited(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
@@ -71,41 +73,39 @@ class ClaimReader:
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
-        path = _path(namespace, name)
         while True:
             async with self._turn if self._not_before is None else self._probe:
                 if self._not_before is not None and (left := self._not_before - self._clock()) > 0:
                     await self._sleep(left)
                 try:
-                    return await self._get(path)
+                    return await self._get((namespace, name))
                 except Unavailable as error:
                     self._failed(error)
 
-    async def _get(self, path: str) -> DeviceClaim | BadClaim | None:
+    async def _get(self, key: Key) -> DeviceClaim | BadClaim | None:
         """Request a claim once; any answer ends the backoff."""
         try:
-            body = await self._api.get(path)
+            body = await self._api.get(_path(*key))
         except Unavailable:
             raise
         except Gone:
             self._answered()
+            self._sizes.pop(key, None)
             return None
         except APIError:
             self._answered()
             raise
         self._answered()
-        self._note_size(path, len(body))
+        self._sizes[key] = len(body)
         return self._parsed(body)
 
     def size(self, namespace: str, name: str) -> int:
-        """Return the bytes of a claim when it was read last; 0 if that is not known."""
-        return self._sizes.get(_path(namespace, name), 0)
+        """Return the bytes of a claim when it was read last, or those of a usual one if that is not known."""
+        return self._sizes.get((namespace, name), UNREAD_BYTES)
 
-    def _note_size(self, path: str, size: int) -> None:
-        self._sizes.pop(path, None)
-        if len(self._sizes) >= MOST_SIZES:
-            del self._sizes[next(iter(self._sizes))]
-        self._sizes[path] = size
+    def keep_sizes(self, claims: Container[Key]) -> None:
+        """Forget the sizes of all but these claims: those that pods name, at most 32 for each, bound the memory."""
+        self._sizes = {key: size for key, size in self._sizes.items() if key in claims}
 
     def _answered(self) -> None:
         self._not_before = None

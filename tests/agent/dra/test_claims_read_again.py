@@ -11,7 +11,7 @@ import pytest
 
 from agent.dra.pod_claims import EACH_SECONDS, PodClaims
 from agent.dra.read_limit import BYTES_A_SECOND
-from agent.dra.reader import MOST_SIZES, ClaimReader
+from agent.dra.reader import UNREAD_BYTES, ClaimReader
 from apiserver.errors import Unavailable
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
@@ -145,7 +145,7 @@ def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
         node.pods.follow(pods)
         working = asyncio.create_task(node.pods.run(node.passed))
         await node.until(lambda: len(node.slept) == 640)
-        assert max(node.slept) == pytest.approx(640 * EACH_SECONDS)
+        assert max(node.slept) == pytest.approx(640 * (EACH_SECONDS + UNREAD_BYTES / BYTES_A_SECOND))
         assert min(node.slept) >= 0.5
         working.cancel()
         await asyncio.wait([working])
@@ -175,23 +175,45 @@ def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
 
 
 def test_size_of_a_claim_is_that_of_its_last_read() -> None:
-    """A claim's size is that of its last read; the number of recorded sizes is limited."""
+    """A claim's size is that of its last read; a claim that was not read, or was deleted, counts as a usual one."""
 
     async def run() -> None:
         node = Reads(unallocated())
         reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
+        assert reader.size("test", "x") == UNREAD_BYTES
         await reader.read("test", "x")
-        small = reader.size("test", "x")
+        assert 0 < reader.size("test", "x") < UNREAD_BYTES
         node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
         await reader.read("test", "x")
-        assert 0 < small < 10_000 < reader.size("test", "x")
-        reader._sizes |= {str(number): 10_000 for number in range(MOST_SIZES - 1)}
-        node.api.claims["y"] = node.api.claims["x"]
-        await reader.read("test", "y")
-        assert (len(reader._sizes), reader.size("test", "x")) == (MOST_SIZES, 0)
-        node.api.claims["y"] = unallocated()
-        await reader.read("test", "y")
-        assert reader.size("test", "y") == small
+        assert reader.size("test", "x") > 10_000
+        assert reader.size("other", "x") == UNREAD_BYTES
+        del node.api.claims["x"]
+        await reader.read("test", "x")
+        assert reader.size("test", "x") == UNREAD_BYTES
+        assert not reader._sizes
+
+    asyncio.run(run())
+
+
+def test_sizes_of_all_claims_of_a_full_node_are_known() -> None:
+    """The size of a large claim stays known after reads for 250 pods with 32 claims each, and until no pod names it."""
+
+    async def run() -> None:
+        node = Reads()
+        pods = [pod("a", "x"), *many("noisy", 250)]
+        node.api.claims = {name: unallocated() for it in pods for name in it.claim_names}
+        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
+        reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
+        claims = PodClaims(reader)
+        claims.follow(pods)
+        for it in pods:
+            for name in it.claim_names:
+                await reader.read(it.namespace, name)
+        claims.follow(pods)
+        assert (len(reader._sizes), reader.size("test", "x") > 10_000) == (8001, True)
+        claims.follow(pods[1:2])
+        assert len(reader._sizes) == 32
+        assert reader.size("test", "x") == UNREAD_BYTES
 
     asyncio.run(run())
 

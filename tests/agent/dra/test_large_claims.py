@@ -263,6 +263,22 @@ def test_prepare_says_that_its_namespace_is_limited() -> None:
     run(use)
 
 
+def test_first_prepares_above_the_burst_are_read_at_the_limit() -> None:
+    """Prepares of claims that were not read before count as claims of 4 KiB, so that few of them are read at one moment."""
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {f"n{number}": unserved(f"n{number}") for number in range(100)}
+        node.book._reader.limit.charge("noisy", BURST_BYTES)
+        calls = [asyncio.create_task(node.prepare(name)) for name in node.api.claims]
+        await asyncio.sleep(0.1)
+        assert 0 < node.read_of("noisy") < 10
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+    run(use)
+
+
 def test_limit_keeps_only_namespaces_that_wait() -> None:
     """The limit forgets a namespace once its budget is restored."""
     now = [0.0]
