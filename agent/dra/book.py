@@ -115,7 +115,7 @@ class ClaimBook:
 
     def _unread(self, namespace: str) -> str:
         """Return why a claim is not read at the timeout."""
-        return LIMITED if self._reader.limit.wait(namespace) > 0 else SILENT
+        return LIMITED if self._reader.prepare_limit.wait(namespace) > 0 else SILENT
 
     def prepared(self, uid: str) -> ClaimGrant | None:
         """Return the CPUs of a prepared claim; None if it has none, or is being unprepared."""

@@ -67,9 +67,9 @@ class PodClaims:
         self._sleep = sleep
         self._pass_seconds = pass_seconds
         self._clock = clock
-        self._limit = reader.limit
+        self._limit = reader.pod_limit
         self._wanted: dict[Key, frozenset[str]] = {}  # uids of the pods that name a claim, by claim
-        self._queue = ReadQueue(reader.limit)
+        self._queue = ReadQueue(reader.pod_limit)
         self._left: Counter[str] = Counter()  # number of unread claims that are not late, by uid of the pod
         self._has_news = False  # a claim was read since a pass was requested last
         self._has_complete = False  # so were all claims of a pod

@@ -1,7 +1,7 @@
 """Rate limit for reads of claims in bytes, one bucket for each namespace: users control number and size of claims.
 
-It counts first reads of the claims that pods name, and the reads of the kubelet's Prepare: the kubelet repeats a failed
-one each time that the pod is changed.
+First reads of the claims that pods name have one limit, and the reads of the kubelet's Prepare another: the kubelet
+repeats a failed Prepare each time that the pod is changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BYTES_A_SECOND: Final = 2**18
 # What a namespace may read at once: three claims of the largest size that the API server stores, or a thousand of KubeVirt
-# or of a user, which have 1 to 4 KiB. 110 pods with four claims each, and as many reads for Prepare, have 880.
+# or of a user, which have 1 to 4 KiB. 110 pods with four claims each have 440.
 BURST_BYTES: Final = 4 * 2**20
 
 

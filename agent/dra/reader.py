@@ -55,21 +55,23 @@ class ClaimReader:
         # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
         self._sizes: dict[Key, int] = {}  # bytes of claims at their last reads
-        self.limit = ReadLimit(clock)  # for reads that users cause
+        # Users cause both kinds of reads. A Prepare waits for no first reads of other pods' claims: after a restart of
+        # the agent these are the claims of all pods.
+        self.pod_limit, self.prepare_limit = ReadLimit(clock), ReadLimit(clock)
 
     async def read_limited(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
-        """Do the same as `read` as soon as the namespace is below its limit.
+        """Do the same as `read` for a Prepare, as soon as the namespace is below its limit.
 
         The size at the last read is charged before, so that many callers that wait for the same moment go one by one.
         """
-        while (left := self.limit.wait(namespace)) > 0:
+        while (left := self.prepare_limit.wait(namespace)) > 0:
             await self._sleep(left)
         charged = self.size(namespace, name)
-        self.limit.charge(namespace, charged)
+        self.prepare_limit.charge(namespace, charged)
         try:
             return await self.read(namespace, name)
         finally:
-            self.limit.charge(namespace, max(self.size(namespace, name) - charged, 0))
+            self.prepare_limit.charge(namespace, max(self.size(namespace, name) - charged, 0))
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""

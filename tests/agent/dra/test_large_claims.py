@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from agent.dra.book import WAIT_SECONDS, ClaimBook
 from agent.dra.pod_claims import PodClaims
 from agent.dra.read_limit import BURST_BYTES, BYTES_A_SECOND, ReadLimit
@@ -251,7 +253,9 @@ def test_prepare_says_that_its_namespace_is_limited() -> None:
 
     async def use(node: Churn) -> None:
         node.api.claims = {"x": unserved("x")}
-        node.book._reader.limit.charge("noisy", BURST_BYTES + 2 * round(WAIT_SECONDS) * BYTES_A_SECOND)
+        node.book._reader.prepare_limit.charge(
+            "noisy", BURST_BYTES + 2 * round(WAIT_SECONDS) * BYTES_A_SECOND
+        )
         assert (await node.prepare("x", "test")).cause is Cause.INVALID
         assert virtual_time.now() < 1
         refused = await node.prepare("x")
@@ -268,13 +272,34 @@ def test_first_prepares_above_the_burst_are_read_at_the_limit() -> None:
 
     async def use(node: Churn) -> None:
         node.api.claims = {f"n{number}": unserved(f"n{number}") for number in range(100)}
-        node.book._reader.limit.charge("noisy", BURST_BYTES)
+        node.book._reader.prepare_limit.charge("noisy", BURST_BYTES)
         calls = [asyncio.create_task(node.prepare(name)) for name in node.api.claims]
         await asyncio.sleep(0.1)
         assert 0 < node.read_of("noisy") < 10
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
+
+    run(use)
+
+
+@pytest.mark.parametrize(("claims", "size"), [(2048, 2**12), (30, 1_400_000)], ids=["small", "large"])
+def test_prepares_wait_for_no_claims_of_other_pods(claims: int, size: int) -> None:
+    """While megabytes of claims that a namespace's pods name are read, as after a restart, Prepares of a pod do not wait."""
+    names, prepared = [f"n{number}" for number in range(claims)], [f"p{number}" for number in range(32)]
+
+    async def use(node: Churn) -> None:
+        node.api.claims = {name: claim_of(name, size) for name in names}
+        node.api.claims |= {name: claim_of(name, 2**12) for name in prepared}
+        for name in prepared:
+            node.api.claims[name]["status"] = unserved(name)["status"]
+        node.show([noisy(name) for name in names])
+        for _ in range(5):
+            await asyncio.sleep(1.3)
+            before = virtual_time.now()
+            assert {it.cause for it in await asyncio.gather(*map(node.prepare, prepared))} == {Cause.INVALID}
+            assert virtual_time.now() - before < 0.01
+        assert len(node.claims.read) < claims
 
     run(use)
 
