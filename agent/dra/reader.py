@@ -7,6 +7,7 @@ import logging
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
+from weakref import WeakValueDictionary
 
 from agent.dra.read_limit import ReadLimit
 from apiserver.backoff import Backoff
@@ -58,16 +59,20 @@ class ClaimReader:
         # Users cause both kinds of reads. A Prepare waits for no first reads of other pods' claims: after a restart of
         # the agent these are the claims of all pods.
         self.pod_limit, self.prepare_limit = ReadLimit(clock), ReadLimit(clock)
+        # Held by the Prepare that waits for the limit of a namespace; forgotten once no Prepare waits.
+        self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read_limited(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Do the same as `read` for a Prepare, as soon as the namespace is below its limit.
 
         The size at the last read is charged before, so that many callers that wait for the same moment go one by one.
+        Only the first of them sleeps: thousands would wake at each read.
         """
-        while (left := self.prepare_limit.wait(namespace)) > 0:
-            await self._sleep(left)
-        charged = self.size(namespace, name)
-        self.prepare_limit.charge(namespace, charged)
+        async with self._order.setdefault(namespace, asyncio.Lock()):
+            while (left := self.prepare_limit.wait(namespace)) > 0:
+                await self._sleep(left)
+            charged = self.size(namespace, name)
+            self.prepare_limit.charge(namespace, charged)
         try:
             return await self.read(namespace, name)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -300,6 +301,33 @@ def test_prepares_wait_for_no_claims_of_other_pods(claims: int, size: int) -> No
             assert {it.cause for it in await asyncio.gather(*map(node.prepare, prepared))} == {Cause.INVALID}
             assert virtual_time.now() - before < 0.01
         assert len(node.claims.read) < claims
+
+    run(use)
+
+
+def test_waiting_prepares_do_not_all_wake_for_each_read() -> None:
+    """Of 500 Prepares that wait for the limit of a namespace only the next one sleeps until it may read, in order."""
+    slept = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await asyncio.sleep(seconds)
+
+    async def use(node: Churn) -> None:
+        reader = node.book._reader
+        reader._sleep = sleep
+        reader.prepare_limit.charge("noisy", BURST_BYTES)
+        names = [f"n{number}" for number in range(500)]
+        calls = [asyncio.create_task(node.prepare(name)) for name in names]
+        await asyncio.sleep(1)
+        assert 60 < len(slept) < 70
+        assert [path.rpartition("/")[2] for path in node.api.requests] == names[: len(node.api.requests)]
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        del call, calls
+        gc.collect()
+        assert not reader._order
 
     run(use)
 
