@@ -98,7 +98,7 @@ def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) 
 def _as_ascii(status: PodStatus) -> str:
     """Return the text in ASCII, though a message repeats a user's text: Python stores other texts in up to four times the memory."""
     text = encode(status).decode()
-    return text if text.isascii() else json.dumps(json.loads(text), separators=(",", ":"))
+    return text if text.isascii() else json.dumps(msgspec.json.decode(text), separators=(",", ":"))
 
 
 def _refusals(pod: PodState) -> list[Refused]:
