@@ -106,15 +106,20 @@ async def _take_turns(entries: int, devices: int) -> None:
 
 def free_kinds(there: Mapping[Key, Iterable[int]], given: set[Key]) -> Kinds:
     """Return the number of free devices of each resource, by their NUMA nodes; raise Refused for too many resources."""
-    kinds: dict[str, dict[CPUSet, int]] = {}
+    counts: dict[str, dict[frozenset[int], int]] = {}
     for key, numbers in there.items():
-        kind = kinds.setdefault(key[0], {})
+        kind = counts.setdefault(key[0], {})
         if key not in given:
-            nodes = CPUSet(numbers)
+            nodes = frozenset(numbers)
             kind[nodes] = kind.get(nodes, 0) + 1
-    if len(kinds) > MOST_KINDS:
+    if len(counts) > MOST_KINDS:
         raise Refused(f"the kubelet names devices of more than {MOST_KINDS} resources, and no more are read")
-    return MappingProxyType(kinds)
+    return MappingProxyType(
+        {
+            resource: {CPUSet(nodes): number for nodes, number in kind.items()}
+            for resource, kind in counts.items()
+        }
+    )
 
 
 class FreeDeviceWatch:
