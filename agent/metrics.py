@@ -63,7 +63,7 @@ class Metrics:
         )
         self.window_seconds = self._histogram(
             "unpinned_window_seconds",
-            "From the start of a container's first process until its cpuset was read back right; 0: before.",
+            "From the start of a container's first process until its cpuset was read back right; 0: it was right before.",
             WINDOW,
             "path",
         )
@@ -74,7 +74,7 @@ class Metrics:
         self._refusals = self._gauge("refusals", "Claims that are not fulfilled, by reason.", "reason")
         self._uncounted = self._gauge("uncounted_claims", "Claims whose cores the scheduler does not count.")
         self._containers = self._gauge(
-            "containers", "Containers by what is wrong with them; proven means nothing.", "state"
+            "containers", "Containers by what is wrong with them; proven: nothing is wrong.", "state"
         )
         self._vms = self._gauge(
             "vms",
