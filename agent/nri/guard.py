@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 GUARD: Final = PluginName("corepin-guard", 90)
 AGENT: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 AWAY: Final = (
-    "corepin's agent is not connected to this node's container runtime: it starts by itself as soon as the agent is"
-    " back; look at the agent's pod on this node. If that runs, the node's condition CorepinDegraded names the pods"
-    " that keep it out: delete them"
+    "corepin's agent is not connected to this node's container runtime: the container starts by itself once the"
+    " agent is back; look at the agent's pod on this node. If that runs, delete the pods that the node's condition"
+    " CorepinDegraded names"
 )
 SILENT: Final = (
-    "corepin's agent gave it none in time: the kubelet tries again by itself; if it stays so, look at the log of the"
-    " agent's pod on this node"
+    "corepin's agent gave it none in time: the kubelet tries again by itself; if this persists, look at the log of"
+    " the agent's pod on this node"
 )
 
 logger = logging.getLogger(__name__)

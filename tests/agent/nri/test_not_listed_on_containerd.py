@@ -87,7 +87,7 @@ def test_connected_guard_rejects_and_names_the_condition(containerd: Containerd,
         try:
             until("the agent is not let in", lambda: client.status.is_not_listed)
             with pytest.raises(
-                grpc.RpcError, match="condition CorepinDegraded names the pods that keep it out"
+                grpc.RpcError, match="delete the pods that the node's condition CorepinDegraded names"
             ):
                 containerd.run_pod("marked", "uid-marked", {GUARDED: GUARDED_VALUE}).create("main")
             containerd.run_pod("plain", "uid-plain").create("main")
