@@ -60,7 +60,7 @@ def _kubelet(silence: str) -> Check:
     message = (
         f"it does not report which ones it assigned ({silence}), so containers have what their cpusets show"
     )
-    remedy = "mount pod-resources of its root directory, which is where --kubelet-state says"
+    remedy = "mount pod-resources of the kubelet's root directory, in which the file of --kubelet-state is"
     return finding(subject, message, remedy)
 
 

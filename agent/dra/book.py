@@ -236,7 +236,7 @@ class ClaimBook:
 SILENT: Final = "the API server does not answer"
 LIMITED: Final = (
     f"claims of its namespace are read at {BYTES_A_SECOND // 2**10} KiB a second after the first {BURST_BYTES // 2**20} MiB,"
-    " and others before it: have smaller claims, or fewer pods with claims start at once"
+    " and other claims come first: use smaller claims, or start fewer pods with claims at once"
 )
 NOT_PASSED: Final = (
     f"no CPUs of {DRA_CAPACITY} yet, because corepin's agent does not know all pods and containers of this node: see its"

@@ -39,7 +39,7 @@ REST_SECONDS_A_THREAD: Final = 0.004
 # Threads that are read without rate limit: guests of hundreds of vCPUs have fewer.
 FREE_THREADS: Final = 1_000
 AT_ONCE: Final = 8  # machines between two yields to the event loop
-WAITS: Final = "its vCPUs are pinned by libvirt soon, or by corepin once the guest runs"
+WAITS: Final = "libvirt will pin its vCPUs soon, or corepin once the guest runs"
 
 AFFINITY_ALONE: Final = (
     "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and Kata would derive its"

@@ -245,8 +245,8 @@ def _noise(quiet: QuietResult) -> Condition:
         message = "no other program undoes what keeps CPUs quiet"
         return Condition(NOISE_CONDITION, "False", "NoConflict", message)
     message = (
-        f"another program changed these back three times, and they are left alone until ten minutes passed without"
-        f" that: {', '.join(quiet.all_conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
+        f"another program changed these back three times, and they are left alone until ten minutes have passed"
+        f" without that: {', '.join(quiet.all_conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
     )
     reason = "InterruptsMovedBack" if quiet.conflicts else "KernelSettingsChangedBack"
     return Condition(NOISE_CONDITION, "True", reason, message[:LONGEST_MESSAGE])

@@ -407,7 +407,7 @@ def _missing(count: int, machine: _CachedMachine) -> str:
     expected = machine.expected_vcpus
     if not machine.threads.identified_by or count >= expected:
         return ""
-    return f"{count} of its {expected} vCPUs are found: the others start or end just now"
+    return f"{count} of its {expected} vCPUs are found: the others are starting or ending"
 
 
 def _find_in_container(reads: SharedReads, place: VMPlace) -> VMM | None:

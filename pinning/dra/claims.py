@@ -228,7 +228,7 @@ def _consumed(given: object) -> int:
     """Return the CPUs that the scheduler consumed for a result."""
     if not isinstance(given, Mapping) or DRA_CAPACITY not in given:
         raise BadContract(
-            f"the allocation says no consumedCapacity of {DRA_CAPACITY}: switch on the feature gate"
+            f"the allocation has no consumedCapacity of {DRA_CAPACITY}: switch on the feature gate"
             " DRAConsumableCapacity of API server and scheduler, then make the claim anew"
         )
     amount = given[DRA_CAPACITY]

@@ -291,5 +291,5 @@ def _alike(seen: VMSeen, vcpus: CPUSet, others: CPUSet, reason: str = "") -> VMM
 def _no_match(vcpus: int, cpus: int) -> str:
     return (
         f"it has {vcpus} vCPU{'s' * (vcpus != 1)} and its containers hold {cpus} CPU{'s' * (cpus != 1)}:"
-        " with Kata's settings default_vcpus = 0 and overhead_vcpus = 0 they are as many"
+        " with Kata's settings default_vcpus = 0 and overhead_vcpus = 0 the numbers are equal"
     )

@@ -176,6 +176,6 @@ def _shown(kind: str, pod: Pod) -> str:
 def empty_pool(budget: int, users: Collection[str]) -> str:
     """Return the message about a pod whose slices leave no CPU for its other containers."""
     return (
-        f"all {budget} CPUs of the pod are slices of other containers; in the shared set instead of its pool:"
-        f" {listed(users)}"
+        f"all {budget} CPUs of the pod are slices of other containers; containers without a slice run in the shared"
+        f" set instead of the pool: {listed(users)}"
     )

@@ -62,7 +62,7 @@ def unlimited(
         annotation = policies.shared.of(member.name)
         if annotation and member.name in sharing and member.limits.get("cpu") is not None:
             message = (
-                f"the CPU limit of container {member.called} is not enforced, and that of its pod neither:"
+                f"the CPU limit of container {member.called} is not enforced, nor is that of its pod:"
                 " its helpers in the shared set would use it up and stop its other threads"
             )
             yield Cause(annotation.field, message, flaw=("unlimited", annotation.key, member.name))

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pinning.pods.annotations import PolicyAnnotation, PolicyAnnotations, Scoped
     from pinning.pods.resources import Member
 
-NO_CLAIM: Final = "no container of it claims CPUs"
+NO_CLAIM: Final = "no container of the pod claims CPUs"
 # This text is for pods with ResourceClaims, whatever these are for.
 PLACED_BY_SCHEDULER: Final = (
-    "no container of it claims CPUs, other than by ResourceClaims, which the scheduler places"
+    "no container of the pod claims CPUs, other than by ResourceClaims, which the scheduler places"
 )
 IF_FOR_CPUS: Final = (
     "if one of its ResourceClaims is for CPUs, which the pod does not show: it then gets the CPUs of that claim, and no"

@@ -170,13 +170,13 @@ def test_map_that_comes_later_is_waited_for(cases: Mapping[str, Case]) -> None:
         pytest.param(
             "too-many",
             "it has 3 vCPUs and its containers hold 2 CPUs: with Kata's settings default_vcpus = 0 and"
-            " overhead_vcpus = 0 they are as many",
+            " overhead_vcpus = 0 the numbers are equal",
             id="one-vcpu-more-for-good",
         ),
         pytest.param(
             "not-all",
             "it has 3 vCPUs and its containers hold 2 CPUs: with Kata's settings default_vcpus = 0 and"
-            " overhead_vcpus = 0 they are as many",
+            " overhead_vcpus = 0 the numbers are equal",
             id="other-container-never-runs",
         ),
         pytest.param("never", NOT_WRITTEN, id="never"),

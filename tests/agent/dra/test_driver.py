@@ -84,7 +84,7 @@ def test_each_claim_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
     ("given", "text"),
     [
         (document(result("1"), uid=uid_of("other")), "was recreated with another uid"),
-        (document(result(consumedCapacity=None), uid=UID), "says no consumedCapacity"),
+        (document(result(consumedCapacity=None), uid=UID), "has no consumedCapacity"),
         (document(*[result("1")] * 200, uid=UID), "results is not a list of at most 32"),
         ([], "is not an object"),
     ],

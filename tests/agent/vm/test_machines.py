@@ -358,7 +358,7 @@ def test_exit_of_the_first_thread_ends_the_machine(
     assert seen
     assert (seen.vcpus, seen.reason) == (
         (),
-        "1 of its 2 vCPUs are found: the others start or end just now",
+        "1 of its 2 vCPUs are found: the others are starting or ending",
     )
 
     masks.ended = {300}

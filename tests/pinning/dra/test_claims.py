@@ -67,7 +67,7 @@ CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parame
     [
         (None, "the ResourceClaim is not an object: None"),
         ([], "the ResourceClaim is not an object: []"),
-        (document(result(consumedCapacity=None)), "says no consumedCapacity of dra.cpu/cpu: switch on"),
+        (document(result(consumedCapacity=None)), "has no consumedCapacity of dra.cpu/cpu: switch on"),
         (document(result("0")), "0 of dra.cpu/cpu was consumed: 1 to"),
         (document(result("-2")), "-2 of dra.cpu/cpu was consumed"),
         (document(result("10G")), "10G of dra.cpu/cpu was consumed"),

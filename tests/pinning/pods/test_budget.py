@@ -148,8 +148,8 @@ def test_an_empty_pool_is_warned_about() -> None:
     (warning,) = read(2, {"m": 2, "web": None, "log": None}).warnings
     assert (warning.field, warning.message) == (
         FIELD,
-        "PodPoolEmpty: all 2 CPUs of the pod are slices of other containers; in the shared set instead of its pool:"
-        " log, web",
+        "PodPoolEmpty: all 2 CPUs of the pod are slices of other containers; containers without a slice run in the"
+        " shared set instead of the pool: log, web",
     )
     assert not read(2, {"m": 2, "log": None}, resourceClaims=[{"name": "c"}]).warnings
 

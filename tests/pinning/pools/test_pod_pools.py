@@ -211,7 +211,8 @@ def test_an_empty_pool_is_reported_and_its_containers_run_in_the_shared_set() ->
     planned = node.plan()
     assert reasons(planned) == {"test/pod-a": "PodPoolEmpty"}
     assert planned.refusals[0].message == (
-        "all 2 CPUs of the pod are slices of other containers; in the shared set instead of its pool: log"
+        "all 2 CPUs of the pod are slices of other containers; containers without a slice run in the shared set"
+        " instead of the pool: log"
     )
     assert not planned.refusals[0].blocks_start
     assert runs(node, "log") == node.sets.shared(node.ledger)

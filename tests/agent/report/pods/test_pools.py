@@ -89,7 +89,7 @@ def test_events_say_where_containers_of_a_pool_run() -> None:
     empty = events_between(None, state_of(put(2, {"m": 2, "log": None})))
     assert [event.message for event in empty if event.reason is Reason.UNPINNABLE] == [
         "PodPoolEmpty: all 2 CPUs of the pod are slices of other containers;"
-        " in the shared set instead of its pool: log"
+        " containers without a slice run in the shared set instead of the pool: log"
     ]
 
 
