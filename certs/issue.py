@@ -112,7 +112,7 @@ def checked_dns_name(name: str) -> str:
     if _is_address(name):
         raise BadName(f"{name} is an address, not a DNS name")
     if len(name) > _DNS_NAME_LIMIT or not _DNS_NAME.fullmatch(name):
-        raise BadName(f"{name[:60]!a} is not a DNS name: write e.g. corepin-webhook.corepin.svc")
+        raise BadName(f"{name[:60]!a} is not a DNS name: write e.g. corepin-webhook.corepin-system.svc")
     return name.lower()
 
 

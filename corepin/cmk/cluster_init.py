@@ -39,17 +39,18 @@ Prints what `kubectl apply --server-side -f -` takes, and on standard error how 
 The agents run on nodes with the label corepin.io/agent=true. Give the label to nodes that come later, or repeat the
 command.
 
---apply and --diff keep what is installed unless a flag says otherwise. Numbers with --all-hosts are those of all nodes
-in no group, config.yaml; numbers with --host-list are those of these nodes, where others are installed: the command
-labels them with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that a node could not hold
-whose agent has reported its CPUs. Agents take them when they start. Flags of CMK that have no effect here are taken, and say so.
+--apply and --diff keep what is installed unless a flag says otherwise. Numbers with --all-hosts are for all nodes in no
+group (config.yaml). Numbers with --host-list are for these nodes alone: if other numbers are installed, the command
+labels the nodes with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that do not fit on a
+node whose agent has reported its CPUs. Agents read their numbers when they start. Flags of CMK that have no effect here
+are accepted with a warning.
 
 --apply has the API server check every object first: if it refuses one, for example because another program has set a
 field, nothing is changed.
 
 --apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
-installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. Another one than
-corepin-agent is printed without its Namespace object, so that `kubectl delete -f -` leaves it. --apply warns of
+installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. The Namespace object of
+another namespace than corepin-agent is not printed, so that `kubectl delete -f -` leaves it. --apply warns of
 bindings that give rights to an account with the name of --saname.
 
 examples:
@@ -159,7 +160,7 @@ def _print(order: Order) -> None:
     _print_objects(documents, order.namespace)
     if order.hosts and wanted.numbers.is_given and not wanted.group:
         note(
-            "warning: these are the numbers of all nodes in no group: --apply and --cpu-group leave others theirs"
+            "warning: these are the numbers of all nodes in no group; with --apply or --cpu-group other nodes keep theirs"
         )
     which = " ".join(order.hosts) if order.hosts else "-l kubernetes.io/os=linux"
     group = f" {CPU_GROUP_LABEL}={wanted.group}" if wanted.group else ""

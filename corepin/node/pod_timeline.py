@@ -139,7 +139,7 @@ def _wish(claim: Claim) -> str:
         Origin.ANNOTATION: "by annotation",
         Origin.POOL: "for the pool of the pod",
     }[claim.origin]
-    return f"{', '.join(words)}, {source}" + (", and must not start without" if claim.must_fit else "")
+    return f"{', '.join(words)}, {source}" + (", and must not start without them" if claim.must_fit else "")
 
 
 def _admission(pod: Mapping[str, Any]) -> Iterator[Entry]:

@@ -26,7 +26,7 @@ EPILOG = """\
 The webhook adds it to pods as the init container corepin-gate (key `gate` of its configuration). It reads the agent's
 status annotation of the pod (status.corepin.io/cpus) from a file that the kubelet updates. It exits with 0 if no
 container is refused the CPUs that it requires, and with 1 if one is, with the refusal as its termination message. Under
-the restart policy Never that would end the pod, so there it waits on.
+the restart policy Never that would end the pod, so there it keeps waiting.
 """
 NEVER: Final = "Never"
 RESTART_POLICIES: Final = ("Always", "OnFailure", NEVER)

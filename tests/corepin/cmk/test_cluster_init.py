@@ -135,7 +135,7 @@ def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -
     assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6
     assert told.endswith("kubectl label node node-1 node-2 corepin.io/agent=true corepin.io/cpu-group=big\n")
     _, told = printed(capsys, HOSTS, "--num-exclusive-cores=6")
-    assert "warning: these are the numbers of all nodes in no group: --apply and --cpu-group leave" in told
+    assert "warning: these are the numbers of all nodes in no group; with --apply or --cpu-group" in told
 
 
 def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:

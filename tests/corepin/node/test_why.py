@@ -80,7 +80,8 @@ def test_timeline_of_a_pinned_pod() -> None:
         Entry(
             WHEN,
             "claim",
-            "main wants 2 CPUs, exclusive, smt isolate, quota keep, devices none, by annotation, and must not start without",
+            "main wants 2 CPUs, exclusive, smt isolate, quota keep, devices none, by annotation, and must not start"
+            " without them",
         ),
         Entry("2026-11-20T10:00:01Z", "node", "the scheduler chose node-1"),
         Entry("2026-11-20T10:00:05Z", "start", "main started"),
