@@ -96,7 +96,7 @@ export class Drawing {
   }
 
   hint() {
-    return [el("h3", {}, "Details"), el("p", { class: "note" }, "Point at a CPU, or reach it with Tab and the arrow keys. Enter keeps its details here, Esc lets them go.")];
+    return [el("h3", {}, "Details"), el("p", { class: "note" }, "Point at a CPU, or reach it with Tab and the arrow keys. Enter keeps its details open, Esc closes them.")];
   }
 
   describe(cell) {

@@ -14,7 +14,7 @@ export class PodView {
     this.drawing.element.hidden = !view?.drawing?.sockets.length;
     if (!view) {
       this.head.replaceChildren(el("h1", {}, "No such pod"),
-        el("p", {}, "It is gone, or neither asks for CPUs by annotation nor holds any. ", link("/pods", "All pods with CPUs")));
+        el("p", {}, "It was deleted, or it neither requests CPUs by annotation nor holds any. ", link("/pods", "All pods with CPUs")));
       this.rest.replaceChildren();
       return;
     }
@@ -62,7 +62,7 @@ export class PodsView {
     this.rows = new Map(view.rows.map((row) => [row, old.get(row) ?? element(row)]));
     arrange(this.body, [...this.rows.values()]);
     this.table.hidden = view.rows.length === 0;
-    this.more.textContent = view.rows.length ? (view.more ? `${view.more} more are not shown: filter.` : "") : "No container is what the filter looks for.";
+    this.more.textContent = view.rows.length ? (view.more ? `${view.more} more are not shown: filter.` : "") : "No container matches the filter.";
   }
 }
 
