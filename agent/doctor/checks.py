@@ -294,7 +294,7 @@ def _reserved(facts: Facts) -> Iterator[Check]:
     named = ", ".join(agent.system_namespaces)
     amounts = f"containers of {named or KUBE_SYSTEM} request {requested}m, and {reserved}m are reserved ({agent.reserved})"
     if not named and requested <= reserved:
-        also = "" if agent.is_strict else ", and with strictReserved: true no others would"
+        also = "" if agent.is_strict else ", and strictReserved: true would keep other containers off"
         proposal = f"systemNamespaces: [{KUBE_SYSTEM}] would keep them there{also}"
         yield ok(subject, f"{amounts}: {proposal}")
     elif not named:

@@ -51,7 +51,9 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
         )
     if len(devices) > _LISTED:
         yield finding(
-            subject, f"and {len(devices) - _LISTED} more of devices", "move the first ones and look again"
+            subject,
+            f"more interrupts of devices: {len(devices) - _LISTED}",
+            "move the first ones and look again",
         )
     if noise.offline:
         yield unknown(
@@ -61,11 +63,14 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
         named = ", ".join(f"{row.name} ({row.text})" for row in noise.freed[:_LISTED])
         more = f" and {len(noise.freed) - _LISTED} more" if len(noise.freed) > _LISTED else ""
         yield unknown(
-            subject, f"not all counted of {named}{more}: freed by its driver in between", "look again"
+            subject,
+            f"{named}{more}: not counted completely, because freed by the driver in between",
+            "look again",
         )
     elif not (devices or noise.offline):
         yield ok(
-            subject, "no device interrupted exclusive CPUs" + " that could interrupt others" * bool(managed)
+            subject,
+            "no device interrupted exclusive CPUs" + " by an interrupt that can be moved" * bool(managed),
         )
 
 

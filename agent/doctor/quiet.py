@@ -55,8 +55,8 @@ def _moved(quiet: Quiet) -> Iterator[Check]:
     subject = "quiet CPUs"
     if quiet.irqbalance:
         remedy = (
-            f"write IRQBALANCE_BANNED_CPULIST={quiet.cpus} into its file (/etc/default/irqbalance or "
-            "/etc/sysconfig/irqbalance), with every CPU that pods under quiet may get, restart it, and set "
+            f"write IRQBALANCE_BANNED_CPULIST={quiet.cpus} into irqbalance's file (/etc/default/irqbalance or "
+            "/etc/sysconfig/irqbalance), with every CPU that pods under quiet may get, restart irqbalance, and set "
             "quiet.irqbalance: ignore in the agents' configuration"
         )
         yield finding(subject, f"no interrupt is moved: {quiet.irqbalance}", remedy)

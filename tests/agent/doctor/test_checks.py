@@ -178,7 +178,11 @@ def test_strict_reserved_cpus_need_a_smaller_allocatable() -> None:
     "agent, verdict, said",
     {
         "fits": ({}, Verdict.OK, "kube-system request 750m, and 2000m are reserved (0,4): systemNamespaces"),
-        "strict is proposed too": ({}, Verdict.OK, "and with strictReserved: true no others would"),
+        "strict is proposed too": (
+            {},
+            Verdict.OK,
+            "and strictReserved: true would keep other containers off",
+        ),
         "strict already": ({"is_strict": True}, Verdict.OK, "would keep them there"),
         "does not fit": ({"system_millicores": 2001}, Verdict.OK, "too few to keep them there"),
         "configured": ({"system_namespaces": ("a", "b-*")}, Verdict.OK, "of a, b-* request 750m"),

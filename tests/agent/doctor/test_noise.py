@@ -112,8 +112,8 @@ def test_managed_interrupt_is_no_finding() -> None:
 @table(
     "count, named",
     {
-        "one": (1, "not all counted of 0 (eth0): freed by its driver in between"),
-        "more than are named": (9, "7 (eth7) and 1 more: freed by its driver in between"),
+        "one": (1, "0 (eth0): not counted completely, because freed by the driver in between"),
+        "more than are named": (9, "7 (eth7) and 1 more: not counted completely, because freed by"),
     },
 )
 def test_freed_interrupts_are_unknown(count: int, named: str) -> None:
@@ -132,7 +132,7 @@ def test_cpus_that_were_offline_for_a_part_of_the_time_are_unknown() -> None:
     assert check.message == "CPUs 1 were offline for a part of the time: not counted"
 
 
-@table("devices, rest", {"as many as are named": (8, []), "one more": (9, ["and 1 more of devices"])})
+@table("devices, rest", {"as many as are named": (8, []), "one more": (9, ["more interrupts of devices: 1"])})
 def test_first_devices_are_named_and_the_rest_counted(devices: int, rest: list[str]) -> None:
     """Eight devices have a finding each, and a last finding counts those beyond."""
     rows = tuple(Row(str(number), f"eth{number}", 5) for number in range(devices))

@@ -43,7 +43,7 @@ def test_unavailable_irqbalance_is_a_finding_with_its_setting() -> None:
     (check,) = quiet_checks(Quiet("4-5", SILENT, irqbalance=SILENT))
     assert (check.subject, check.verdict) == ("quiet CPUs", "finding")
     assert check.message == f"no interrupt is moved: {SILENT}"
-    assert check.remedy.startswith("write IRQBALANCE_BANNED_CPULIST=4-5 into its file")
+    assert check.remedy.startswith("write IRQBALANCE_BANNED_CPULIST=4-5 into irqbalance's file")
     assert "quiet.irqbalance: ignore" in check.remedy
 
 
