@@ -27,13 +27,11 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
     asks = f"NRI socket, over which the runtime asks before it creates a container; auto: {NRI_SOCKET}, as soon as it exists"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
-    keeps = "publish a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
+    keeps = "whether the agent publishes a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
     add_flag(parser, "--node-topology", "on|off", keeps, "off")
-    near = "publish how many CPUs are free beside the free devices of each device plugin, for schedulers"
+    near = "whether the agent publishes how many CPUs are free beside the free devices of each device plugin"
     add_flag(parser, "--near-cpus", "on|off", near, "off")
-    serves = (
-        "be the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
-    )
+    serves = "whether the agent is the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
     add_flag(parser, "--dra", "on|off", serves, "off")
     add_flag(parser, "--kubelet-root", "DIR", "with --dra: the kubelet's root directory", KUBELET_ROOT)
     add_flag(parser, "--cdi-dir", "DIR", "with --dra: where the runtime reads CDI files", CDI_FOLDER)

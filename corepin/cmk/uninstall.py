@@ -43,9 +43,7 @@ OBSOLETE: Final = {
     "--install-dir": "the agent of a node knows where it installed the command `cmk`",
     "--conf-dir": "there is none",
 }
-DESCRIPTION = (
-    "Take the agents from nodes that `corepin cmk cluster-init` gave them to, with everything they wrote."
-)
+DESCRIPTION = "Remove the agents from nodes on which `corepin cmk cluster-init` installed them, with everything they wrote."
 EPILOG = """\
 Without --apply it prints the pod that would clean each node, and changes nothing. Running containers get all CPUs.
 Webhook, rights and kinds are the whole cluster's and stay; the last lines say how to remove them.

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 _LISTED = 3  # documents named in a message
 DESCRIPTION = "Show which CPUs pods and ResourceClaims would get on a machine, and why, or why not."
 EPILOG = """\
-Workloads count as many pods as they have replicas (a DaemonSet one, a Job those that run at once), virtual machines
-their launcher with the CPU of each vCPU; other kinds are ignored. Objects whose controller is among the documents are
+A workload is planned as one pod for each replica (a DaemonSet as one, a Job as those that run at once), a virtual
+machine as its launcher with the CPU of each vCPU; other kinds are ignored. Objects whose controller is among the documents are
 not counted again, so the output of `kubectl get deploy,rs,pods -o yaml` can be given as it is. Documents are events in
 their order: a second one of the same kind, namespace and name is an update, one with metadata.deletionTimestamp a
 deletion. With -o json one line is printed after each pod that is created, changed or deleted, and after each claim; the
-text shows the machine after the last one. The file for --topology is made by
-  LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE
+text shows the machine after the last one. This command makes the file for --topology:
+`LC_ALL=C lscpu --all --json --extended=CPU,NODE,SOCKET,CORE,CACHE,ONLINE`.
 Exit code: 0 planned, also where claims are refused, 2 a file, a flag or the node could not be read.
 """
 
