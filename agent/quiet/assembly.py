@@ -1,4 +1,4 @@
-"""Assembly of `Quieting` from the agent's flags and the mounted files of the node."""
+"""Construction of `Quieting` from the agent's flags and the mounted files of the node."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Quieting:
-    """Return the `Quieting` of a node; without the node's /proc/irq it only reports the reason."""
+    """Return the `Quieting` of a node; without the node's /proc/irq it changes nothing and reports the reason."""
     boot_id, monotonic = machine.boot_id(), Clock().monotonic
     saved = {file: Restorable(state_dir.beside(file), boot_id) for file in RecordFile}
     if config.irq is None:
         is_left = any(it.originals or it.problem for it in saved.values())
         return Quieting(None, NO_COMPONENT, is_left=is_left)
-    # An agent without the component does not load these.
+    # An agent without the component `quiet` does not load these modules.
     from agent.quiet.balancer import Balancer
     from agent.quiet.interrupt_ban import InterruptBan
     from agent.quiet.interrupts import KernelInterrupts
@@ -53,7 +53,7 @@ def quieting_of(config: AgentConfig, state_dir: StateDir, machine: Machine) -> Q
 
 
 def _parts(config: AgentConfig, saved: Mapping[RecordFile, Restorable]) -> Mapping[QuietWord, Part]:
-    """Return the parts besides interrupts: workqueues and idle states."""
+    """Return the `Part` objects for unbound workqueues and for idle states, by name."""
     from agent.quiet.idle_states import IdleStatePart, KernelIdleStates
     from agent.quiet.taken import TakenStore
     from agent.quiet.workqueue_mover import WorkqueueMover

@@ -1,4 +1,4 @@
-"""Ban irqbalance from quiet CPUs, in addition to CPUs banned before, and lift the ban afterwards."""
+"""Add quiet CPUs to the CPUs that irqbalance must not use, and remove them when they are no longer quiet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = (
     60.0  # between requests to an irqbalance that has the right ban, or that does not answer
 )
-SETTLE_INTERVALS: Final = 2  # intervals of irqbalance that pass until it has acted by a ban
+SETTLE_INTERVALS: Final = 2  # intervals of irqbalance until it acts by its new list
 MOST_SENDS: Final = 6  # requests for one ban before it counts as refused
 _KEY: Final = "ban"
 
@@ -33,7 +33,7 @@ class BanState(NamedTuple):
     """Whether the quiet CPUs are banned in irqbalance."""
 
     reason: str = ""  # why irqbalance may use quiet CPUs; empty: it does not run, or its ban is in force
-    is_settled: bool = True  # False: irqbalance may still act by its old list
+    is_settled: bool = True  # False: irqbalance may still move interrupts by its old list
     is_conflict: bool = False  # another program keeps replacing irqbalance's list
 
 
@@ -46,7 +46,7 @@ class _Ban(NamedTuple):
     sent: tuple[CPUSet, ...]  # lists of banned CPUs that were sent, newest last
 
     def after_another_program(self, banned: CPUSet) -> _Ban | None:
-        """Return the ban within a list that another program sent; None if the list has no CPU of our ban."""
+        """Return our ban, updated to a list that another program sent; None if the list has no CPU of our ban."""
         added = [it - self.before for it in self.sent]
         ours = union(it for it in added if it <= banned)
         return self._replace(before=banned - ours, sent=(banned,)) if ours else None
@@ -72,7 +72,7 @@ class Balancer:
         self._answer = BanState()
         self._heard: LastAnswer[BanState] = LastAnswer()
         self._again = 0.0  # when the next request is due
-        self._settled = 0.0  # when irqbalance will have acted by its ban
+        self._settled = 0.0  # when irqbalance will no longer move interrupts by its old list
         self._searched = -LOOK_SECONDS
         self._silent: Daemon | None = None
         self._is_proven = False  # the ban was read back
@@ -90,7 +90,7 @@ class Balancer:
         return self._saved.value
 
     def keep_off(self, quiet: CPUSet) -> BanState:
-        """Ban irqbalance from these CPUs; without any, restore the list from before."""
+        """Ban irqbalance from these CPUs; for an empty set restore the list from before the ban."""
         try:
             self._saved.read()
         except Refused as error:
@@ -134,7 +134,7 @@ class Balancer:
         )
 
     def _ask(self, daemon: Daemon, quiet: CPUSet, now: float) -> BanState:
-        """Compare irqbalance's list with the wanted one, and send that if it differs."""
+        """Send irqbalance the wanted list of banned CPUs if its list differs; return whether the ban is in force."""
         self._writes = self._writes.at(now)
         if self._writes.is_conflict(_KEY):
             reason = "another program keeps replacing the CPUs that irqbalance must not use"
@@ -151,7 +151,7 @@ class Balancer:
         return state
 
     def _corrected(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
-        """Return why the list cannot be sent to irqbalance, or why irqbalance does not apply it; empty: it does."""
+        """Send the wanted list if needed; return why that fails or irqbalance does not apply it; empty: no fault."""
         try:
             reason = self._correct(daemon, setup, quiet, now)
         except Unavailable as error:
@@ -161,7 +161,7 @@ class Balancer:
         return f"irqbalance ({daemon.pid}) does not apply the list of CPUs that it must not use"
 
     def restore(self) -> bool:
-        """Lift the ban, which takes effect at irqbalance's next interval; return whether none is left."""
+        """Lift the ban, which takes effect at irqbalance's next interval; return whether no ban is left."""
         self._writes, self._last, self._is_lifted = ForeignWrites(), None, False
         self._heard.drop()  # an earlier answer must not hide that the ban cannot be lifted now
         state = self.keep_off(EMPTY)
@@ -173,7 +173,7 @@ class Balancer:
         return self._ban is None
 
     def _correct(self, daemon: Daemon, setup: Setup, quiet: CPUSet, now: float) -> str:
-        """Send the wanted list unless irqbalance shows it; return why that is not possible."""
+        """Send the wanted list unless irqbalance shows it; return why it cannot be sent, empty if it can."""
         ban = self._ban
         if ban and setup.banned not in (ban.before, *ban.sent):
             if self._is_proven and not quiet <= setup.banned:

@@ -63,9 +63,10 @@ def growth(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def freed(before: Iterable[Row], after: Iterable[Row]) -> tuple[Row, ...]:
-    """Return the interrupts of devices that were freed in between, or freed and requested again, with their counts before.
+    """Return the device interrupts that their drivers freed between two readings, with their counts at the first one.
 
-    Both readings have the same CPUs: an offline CPU has no counts. What came of the interrupts after the first reading is not known. One that never fired on these CPUs is left out.
+    An interrupt that was requested again since is included; one without counts at the first reading is not. Both
+    readings must be of the same CPUs, because an offline CPU has no counts.
     """
     later = {row.key: row.count for row in after}
     return tuple(row for row in before if row.is_device and row.count > later.get(row.key, 0))

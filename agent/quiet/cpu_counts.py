@@ -60,12 +60,12 @@ def parse_table(text: bytes, file: Path, *, devices: bool = False) -> Reading:
 def growth(
     before: Reading, after: Reading, cpus: CPUSet, kept: Mapping[bytes, CPUSet] = NONE_KEPT
 ) -> dict[int, Count] | str:
-    """Return the growth on each CPU; CPUs offline at one reading are missing.
+    """Return how much all counts of a table have grown, by CPU; CPUs offline at one reading are missing.
 
-    `kept` has CPUs on which an interrupt must fire: these are left out for its row. Counts of an interrupt that was
-    freed or requested anew in between were not all seen, so the growth is unknown on the CPUs on which it has fired.
-    Elsewhere its growth counts as 0, although it may have moved there and fired before it was freed: the table does not
-    say where it may fire, and the growth of all CPUs would be unknown whenever a driver frees an interrupt.
+    `kept` has, by interrupt, the CPUs on which it must fire; its row is not counted there. If a driver frees an
+    interrupt, or frees it and requests it again, some of its counts are lost. Its growth is then unknown on CPUs where
+    it has fired, and counted as 0 on all others. It may have fired there before it was freed, but the table does not
+    show its affinity, and otherwise each freed interrupt would make the growth of all CPUs unknown.
     """
     if isinstance(before, str):
         return before
@@ -86,7 +86,7 @@ def growth(
 def _add(grown: dict[int, Count], row: _Changed, counts: Collection[tuple[int, bytes, bytes]]) -> None:
     """Add the growth of one row to the sum of each CPU."""
     changed = {cpu: _difference(row.name, one, other) for cpu, one, other in counts if one != other}
-    # a driver that requests its interrupt anew gets the same row with counts from 0
+    # if a driver frees its interrupt and requests it again, its row is the same and its counts start at 0
     is_back = any(difference >= _WRAP // 2 for difference in changed.values())
     reason = row.reason or (f"the count of row {_text(row.name)} went back" if is_back else "")
     if reason:
@@ -98,7 +98,7 @@ def _add(grown: dict[int, Count], row: _Changed, counts: Collection[tuple[int, b
 
 
 def total(cpus: CPUSet, grown: Mapping[int, Count] | str) -> Count:
-    """Return the sum over a set of CPUs, or why that of one of them is unknown."""
+    """Return the sum of the growth on a set of CPUs, or the reason why it is unknown on one of them."""
     if isinstance(grown, str):
         return grown
     if missing := CPUSet(cpu for cpu in cpus if cpu not in grown):
@@ -152,11 +152,11 @@ class _Changed(NamedTuple):
     name: bytes
     old: list[bytes]
     new: list[bytes]
-    reason: str = ""  # why not all counts in between were seen; empty: they were
+    reason: str = ""  # why counts between the readings are lost; empty: none are
 
 
 def _changed(before: Table, after: Table) -> Iterator[_Changed]:
-    """Yield each changed row; an interrupt that is in one reading alone has counts of 0 in the other."""
+    """Yield each changed row; an interrupt that only one reading has gets counts of 0 in the other."""
     found = 0
     for name in {**before.rows, **after.rows}:
         old, new = before.rows.get(name), after.rows.get(name)
@@ -176,7 +176,7 @@ def _changed(before: Table, after: Table) -> Iterator[_Changed]:
 
 
 def _parts(name: bytes, row: bytes | None, columns: tuple[bytes, ...]) -> tuple[list[bytes], list[bytes]]:
-    """Return the counts of a row, 0 if there is no row, and the text that follows them."""
+    """Return the counts of a row and the text that follows them; without a row the counts are 0."""
     if row is None:
         return [b"0"] * len(columns), []
     parts = row.split(None, len(columns))

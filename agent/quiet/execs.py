@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 RETRY_SECONDS: Final = 5.0  # first pause after the stream of exec events ended
 # Longest pause; while the runtime answers with errors, each pause is twice the one before.
 MOST_RETRY_SECONDS: Final = 300.0
-# Moves block the event loop. They may take these shares of a CPU, averaged over a second; moves beyond are
+# Moves block the event loop. They may take these shares of a CPU, averaged over a second; further moves are
 # delayed.
 SHARE: Final = 0.1
 CONTAINER_SHARE: Final = (
     0.05  # for one container: its tenant controls how often execs enter, and what a move costs
 )
 SPAN_SECONDS: Final = 1.0
-MOST_KEPT: Final = 256  # processes of one container that wait for a move or its repetition: the newest ones
+MOST_KEPT: Final = 256  # processes of one container that are moved with it; the oldest are evicted
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
@@ -51,7 +51,7 @@ class PlaceExec(Protocol):
     """Moves processes that entered containers by exec."""
 
     def __call__(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-        """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
+        """Set the affinity of a process in a cgroup, and of its descendants there; return its start time and delay.
 
         Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
         another start time), if it has too many threads, or if threads start faster than they are moved.
@@ -63,7 +63,10 @@ class ExecEvents(Protocol):
     """Events about processes that enter containers by exec."""
 
     def started(self) -> AsyncIterator[StartedExec]:
-        """Yield each process that enters a container from now on; raise Unavailable, or Unimplemented without such events."""
+        """Yield each process that enters a container from now on.
+
+        Raises Unimplemented if the runtime has no such events, Unavailable if it is out of reach.
+        """
         ...
 
 
@@ -77,7 +80,7 @@ class ExecTarget(NamedTuple):
 
 
 class ExecMetrics:
-    """Metrics of processes that enter containers by exec: their number, and when they were moved."""
+    """Metrics of processes that enter containers by exec: their number, and the time until they were moved."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Processes that entered an exclusive container by exec."
@@ -115,8 +118,8 @@ class _Budget:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._paid_at = 0.0  # when the CPU time of past moves falls below SHARE
-        # When the CPU time of a container's moves falls below CONTAINER_SHARE, by container id.
+        self._paid_at = 0.0  # when SHARE of a CPU has covered the CPU time of past moves
+        # When CONTAINER_SHARE of a CPU has covered the CPU time of a container's past moves, by container id.
         self._paid_of: dict[str, float] = {}
 
     def wait(self, key: str) -> float:
@@ -167,14 +170,14 @@ class ExecWatch:
         self._targets: Mapping[str, ExecTarget] = {}  # exclusive containers by their id
         self._kept: dict[
             str, dict[int, int]
-        ] = {}  # start time of each process that was moved or waits for it, by container
+        ] = {}  # start time of each process that was moved or waits for its move, by container and pid
         self._missing: str | None = None  # why the runtime cannot report execs; it is not asked again
         self._wanted = asyncio.Event()
         self._stream: asyncio.Task[bool] | None = None
         self._pause = RETRY_SECONDS
 
     def follow(self, state: NodeState) -> None:
-        """Count the execs of the exclusive containers of a state from now on; move known ones with their containers."""
+        """Count execs of a state's exclusive containers from now on; move earlier ones if the CPUs for them changed."""
         before, self._targets = self._targets, dict(exec_targets(state, self._affinity))
         self._kept = {key: pids for key, pids in self._kept.items() if key in self._targets}
         self._waiting = {key: pids for key, pids in self._waiting.items() if key in self._targets}
@@ -242,12 +245,12 @@ class ExecWatch:
         return True
 
     def _explain(self, reason: str | None) -> None:
-        """Publish why execs are not counted."""
+        """Publish why execs are not counted; empty: they are, None: the runtime is not asked."""
         self.reason = reason
         self._metrics.counted(reason)
 
     def started(self, started: StartedExec) -> None:
-        """Count one process, and move it."""
+        """Count one process, and move it to the CPUs for execs of its container, now or when the budget allows it."""
         target = self._targets.get(started.container_id)
         if target is None:
             return
@@ -279,7 +282,7 @@ class ExecWatch:
             self._has_waiting.set()
 
     def _keep(self, key: str, pid: int, began: int) -> None:
-        """Remember a process of a container; evict the oldest one above the limit."""
+        """Store a process of a container for later moves; evict the oldest one above MOST_KEPT."""
         kept = self._kept.setdefault(key, {})
         kept[pid] = began
         if len(kept) > MOST_KEPT:
@@ -297,7 +300,7 @@ class ExecWatch:
                 self._place_next()
 
     def _place_next(self) -> None:
-        """Move one process of the container whose budget allows a move first; containers with equal budgets take turns."""
+        """Move one process of the container that must wait the shortest time; equal containers take turns."""
         key = min(self._waiting, key=self._budget.wait, default=None)
         if key is None:
             return
@@ -318,7 +321,7 @@ class ExecWatch:
             self._count_placed(target, placed)
 
     def _put(self, key: str, target: ExecTarget, pid: int, began: int | None = None) -> PlacedExec | None:
-        """Move a process, and charge the CPU time of the move to the budgets."""
+        """Move a process, and charge the CPU time of the move to the budgets; None if it was not moved."""
         before = self._cpu_seconds()
         placed = self._place(pid, target.cgroup, target.cpus, began)
         self._budget.charge(key, self._cpu_seconds() - before)
@@ -326,9 +329,10 @@ class ExecWatch:
 
 
 def exec_targets(state: NodeState, affinity: ExecAffinity | None) -> Iterator[tuple[str, ExecTarget]]:
-    """Yield the exclusive containers on the host's kernel by id; an observing agent moves no execs.
+    """Yield the exclusive containers on the host's kernel with their ids, and the CPUs to which their execs are moved.
 
-    Without an affinity processes of containers under `quiet` with `shared-cpus` run on the shared set.
+    If the operator sets no affinity, only execs of containers under `quiet` with `shared-cpus` are moved, to the shared
+    set. An observing agent moves none.
     """
     sharers = quiet_sharers(state.ledger.parts) if affinity is None else frozenset()
     for pod in state.pods:

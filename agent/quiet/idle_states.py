@@ -1,7 +1,7 @@
 """Keep quiet CPUs out of deep idle states, and restore the original latency bounds afterwards (a `Part`).
 
 `pm_qos_resume_latency_us` of a CPU is `0` (no bound), microseconds, or `n/a` (no idle state but polling). The
-kernel then enters no idle state that takes longer to leave. The rules are those of interrupts: originals are
+kernel then enters no idle state that takes longer to leave. The same rules apply as for interrupts: originals are
 saved first, only values that the agent wrote are restored, and a CPU whose bound another program changes
 three times is left alone.
 """
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 
 class IdleStates(Protocol):
-    """The latency bounds of CPUs, as texts of the kernel; called from a thread."""
+    """The latency bounds of CPUs, as texts of `pm_qos_resume_latency_us`; called from a thread."""
 
     def check(self) -> None:
         """Raise Unavailable if no bound can be written."""
         ...
 
     def bound(self, cpu: int) -> str:
-        """Return the bound of a CPU; raise Gone if it has none, Refused if it cannot be read."""
+        """Return a CPU's latency bound as the kernel's text; raise Gone if it has none, Refused if unreadable."""
         ...
 
     def change(self, cpu: int, bound: str) -> None:
@@ -73,7 +73,7 @@ class KernelIdleStates:
             )
 
     def bound(self, cpu: int) -> str:
-        """Return the bound of a CPU."""
+        """Return a CPU's latency bound as the kernel's text: microseconds, `0` or `n/a`."""
         file = self._file(cpu)
         text = read_setting(file)
         if not _is_bound(text):
@@ -81,7 +81,7 @@ class KernelIdleStates:
         return text
 
     def change(self, cpu: int, bound: str) -> None:
-        """Set the bound of a CPU."""
+        """Set a CPU's latency bound, a text of the kernel's form."""
         file = self._file(cpu)
         try:
             write_setting(file, bound)
@@ -131,7 +131,7 @@ class IdleStatePart:
         return bool(self._taken) or not self._is_read
 
     def round(self, quiet: Quiet) -> QuietPart | None:
-        """Bound quiet CPUs, and restore the others."""
+        """Set the operator's latency bound on quiet CPUs, and restore the original bound of the others."""
         if self._most is None and not self.has_taken:
             return None
         self._writes = self._writes.at(self._monotonic())
@@ -160,7 +160,7 @@ class IdleStatePart:
         self._is_read = True
 
     def _change(self, quiet: CPUSet) -> list[str]:
-        """Do one round; return why bounds that should change did not."""
+        """Set and restore bounds once; return, as one text for each, why bounds that should change did not."""
         self._read()
         self._states.check()
         failed: list[str] = []
@@ -201,12 +201,12 @@ class IdleStatePart:
         else:
             records[cpu] = _Taken(original, (now, wanted) if is_ours and now != wanted else (wanted,))
         if wanted != now:
-            # Kept until the original bound is restored.
+            # The record is kept until the original bound is restored.
             records[cpu] = records.get(cpu) or _Taken(original, (now,))
             writes[cpu] = wanted
 
     def _bounded(self, original: str) -> str:
-        """Return the stricter of a bound and the operator's."""
+        """Return the stricter of a CPU's original bound and the operator's."""
         if self._most is None or original == POLLING:
             return original
         return original if original != UNBOUND and int(original) <= self._most else str(self._most)
@@ -231,7 +231,7 @@ class IdleStatePart:
             records[cpu] = records[cpu]._replace(wrote=(bound,))
 
     def _save(self, records: dict[int, _Taken]) -> None:
-        """Save records; raise Refused if that is not possible."""
+        """Save records if they changed; raise Refused if that is not possible."""
         if records != self._taken:
             texts = {str(cpu): json.dumps([it.original, list(it.wrote)]) for cpu, it in records.items()}
             self._saved.replace(texts)

@@ -1,4 +1,4 @@
-"""Interfaces of quiet CPUs: a node's interrupts, and the parts besides (unbound workqueues, idle states)."""
+"""Interfaces of quiet CPUs: a node's interrupts, and the other parts (unbound workqueues, idle states)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MOST_NAMES: Final = 16  # interrupts, masks or CPUs that a report names
 class RecordFile(StrEnum):
     """Names of the parts' records in the state directory.
 
-    They are here so that an agent without the component can look for records of an earlier agent without loading the parts.
+    They are in this module so that an agent without the component `quiet` can find records of an earlier agent without
+    loading the parts.
     """
 
     INTERRUPTS = "interrupts.json"
@@ -60,17 +61,17 @@ class Interrupts(Protocol):
         ...
 
     def near(self, number: str) -> CPUSet:
-        """Return the CPUs of its device's NUMA node; empty: it has none."""
+        """Return the CPUs of the NUMA node of an interrupt's device; empty: it has none."""
         ...
 
     def is_managed(self, number: str) -> bool:
-        """Return whether the kernel alone chooses its CPUs, as far as the mode of its file says."""
+        """Return whether the kernel alone chooses an interrupt's CPUs, as far as its file's mode shows."""
         ...
 
     def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
-        """Set its affinity; raise Managed if the kernel alone chooses it, Refused for another reason.
+        """Set an interrupt's affinity; raise Managed if the kernel alone chooses it, Refused for another reason.
 
-        Raise Gone if the number now has another identity; None: it is not known.
+        Raise Gone if the number now has another identity than `identity`; None: it is not known.
         """
         ...
 
@@ -96,7 +97,7 @@ class Part(Protocol):
 
 
 def few(texts: Iterable[str], shown: Callable[[str], str] = str) -> tuple[str, ...]:
-    """Return the first texts, formatted, and the number of the others."""
+    """Return at most `MOST_NAMES` texts, formatted by `shown`, and a last text with the number of the others."""
     found = list(dict.fromkeys(texts))
     more = len(found) - MOST_NAMES
     return (*map(shown, found[:MOST_NAMES]), *([f"and {more} more"] if more > 0 else []))

@@ -81,11 +81,10 @@ class InterruptBan:
         return self._saved.value
 
     def leave(self, numbers: Iterable[str]) -> Unkept:
-        """Ban these interrupts in irqbalance; return those that it may still move.
+        """Send irqbalance the interrupts that it must not move; return those that it may still move.
 
-        The interrupts that were banned before stay banned.
-
-        If the list has no room for all, it gets the first ones.
+        Interrupts that other programs have added to its list stay there. If the list has no room for all, it gets the
+        first ones.
         """
         wanted = dict.fromkeys(map(int, numbers if self._is_managed else ()))
         try:
@@ -133,7 +132,7 @@ class InterruptBan:
     def _correct(
         self, daemon: Daemon, shown: frozenset[int], wanted: Mapping[int, None], now: float
     ) -> Unkept:
-        """Send the wanted list if irqbalance shows another one; return the interrupts that it does not accept."""
+        """Send the wanted list if irqbalance shows another one; return the interrupts that it may still move."""
         added = self._added.numbers if self._added else frozenset()
         before = shown - added
         fitting = _fitting(before, [number for number in wanted if number not in before])
@@ -157,7 +156,7 @@ class InterruptBan:
         return Unkept(f"its list has at most {MOST_LETTERS} characters", frozenset(map(str, left)))
 
     def restore(self) -> bool:
-        """Remove the added interrupts from irqbalance's list; return whether none is left there."""
+        """Remove the added interrupts from irqbalance's list; return whether it has none of them."""
         self._writes, self._last = ForeignWrites(), None
         self._heard.drop()  # an earlier answer must not hide that the list cannot be restored now
         if reason := self.leave(()).reason:

@@ -1,6 +1,6 @@
 """Affinity of device interrupts in /proc/irq (interface `Interrupts`).
 
-The component `quiet` mounts the node's /proc/irq at a path of its own, because a container's /proc is read-only there.
+The component `quiet` mounts the node's /proc/irq at a path of its own, because a container's /proc/irq is read-only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class KernelInterrupts:
         return cpus
 
     def name(self, number: str) -> str:
-        """Return the names of an interrupt's actions, each of which has a folder."""
+        """Return the names of an interrupt's actions, which have a folder each in /proc/irq/NUMBER."""
         if number == DEFAULT:
             return ""
         try:
@@ -94,7 +94,7 @@ class KernelInterrupts:
             raise Gone(f"interrupt {number}: {error.strerror}") from error
 
     def of_device(self, address: str) -> tuple[str, ...]:
-        """Return the MSI interrupts of a device on the PCI bus; a shared line (INTx) is not its own."""
+        """Return the MSI interrupts of a device on the PCI bus; a line (INTx) is left out, as devices may share it."""
         try:
             with os.scandir(self._devices / address / "msi_irqs") as entries:
                 numbers = (entry.name for entry in entries if entry.name.isdecimal() and entry.name.isascii())

@@ -1,4 +1,4 @@
-"""Client of irqbalance's socket; its service is neither restarted nor configured.
+"""Client of irqbalance's socket; the agent neither restarts irqbalance's service nor writes its configuration.
 
 irqbalance would move interrupts back to every CPU. It has a list of banned CPUs, which a request replaces: the list is
 read first and the union is sent. The socket is `irqbalancePID.sock` in a folder of root; it accepts uid 0 alone.
@@ -41,7 +41,7 @@ Answer = TypeVar("Answer")
 
 
 class Daemon(NamedTuple):
-    """A running irqbalance; number and start identify it, because numbers are reused."""
+    """A running irqbalance, identified by pid and start time, because pids are reused."""
 
     pid: int
     started: int
@@ -102,7 +102,7 @@ class Irqbalance:
         return found is not None and found.started == daemon.started
 
     def _daemon(self, pid: int) -> Daemon | None:
-        """Return a process if it is an irqbalance of root outside of pods, where any user chooses names."""
+        """Return a process if it is an irqbalance of root; in a pod any user may choose its name, so None there."""
         folder = self._proc / str(pid)
         with suppress(*_ENDED):
             name, fields = read_stat(folder)
@@ -116,7 +116,7 @@ class Irqbalance:
         return None
 
     def setup(self, daemon: Daemon) -> Setup:
-        """Return the banned CPUs; raise Unavailable if the answer is late or nonsense."""
+        """Return irqbalance's interval and lists; raise Unavailable if the answer is late or malformed."""
         answer = self._ask(daemon, "setup")
         interval, banned = _SLEEP.search(answer), _BANNED.search(answer)
         if not interval or not banned:
@@ -179,7 +179,7 @@ class LastAnswer(Generic[Answer]):
         self._heard: _Heard[Answer] | None = None
 
     def keep(self, daemon: Daemon, asked: AbstractSet[int], answer: Answer, now: float) -> None:
-        """Replace irqbalance's last answer."""
+        """Store an answer of irqbalance in place of the last one."""
         self._heard = _Heard(daemon, asked, answer, now + SILENT_SECONDS)
 
     def drop(self) -> None:
@@ -200,6 +200,6 @@ def cpus_text(cpus: CPUSet) -> str:
 
 
 def ban_text(numbers: Collection[int]) -> str:
-    """Return the request for a list of interrupts; the last letter stops old releases, which read past the end."""
+    """Return the request for a list of interrupts; its last letter stops old releases from reading past the end."""
     listed = " ".join(map(str, sorted(numbers)))
     return f"settings ban irqs {listed} x" if listed else "settings ban irqs NONE"

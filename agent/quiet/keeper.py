@@ -35,15 +35,15 @@ class Kept(NamedTuple):
     ban: InterruptBan  # makes irqbalance leave these interrupts alone
 
     def leave(self, keeps: Keeps) -> Unkept:
-        """Ban these interrupts in irqbalance; return which it may still move."""
+        """Tell irqbalance which interrupts it must not move; return those that it may still move."""
         return self.ban.leave(self.lookup.left_alone(keeps))
 
 
 class QuietKeeper:
     """Interrupts, irqbalance and other parts of a node; called from one thread at a time.
 
-    `why_still` is the reason for which interrupts are not moved, empty if they are; `parts` are the others,
-    by name.
+    `why_still` is the reason why interrupts are not moved, empty if they are; `parts` are workqueues and idle
+    states, by name.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class QuietKeeper:
         self._parts = parts
         self._why_still = why_still
         self._banned = EMPTY  # quiet CPUs of the last ban
-        self.has_settled = True  # the last round moved nothing, and irqbalance acts by its ban
+        self.has_settled = True  # the last round moved nothing, and irqbalance acts by its new list
 
     @property
     def is_idle(self) -> bool:
@@ -77,8 +77,8 @@ class QuietKeeper:
     def round(self, cpus: CPUSet, fully: CPUSet, keeps: Keeps = frozenset()) -> QuietResult | None:
         """Do one round; return its result, None if the machine changed and another round is due.
 
-        `cpus` are kept free of interrupts, and `fully` also of unbound workqueues and deep idle states; `keeps` are
-        the interrupts that stay.
+        `cpus` are kept free of interrupts, `fully` of unbound workqueues and deep idle states; `keeps` are the
+        interrupts that stay on CPUs of containers.
         """
         self.has_settled = True
         if self._why_still and not self._has_moved:
@@ -93,17 +93,17 @@ class QuietKeeper:
         )
 
     def _part_round(self, name: QuietWord, part: Part, cpus: CPUSet) -> QuietPart | None:
-        """Return the result of a part; its error must not stop the other parts."""
+        """Return the result of a part's round; an error becomes a result, so that the other parts still run."""
         try:
             return part.round(Quiet(cpus, self._interrupts.online()))
         except AgentError as error:
             return QuietPart(name, str(error))
-        except Exception:  # a bug in one part must not keep the others from their work
+        except Exception:  # a bug in one part must not stop the others
             logger.exception("round of quiet CPUs crashed", extra={"facts": {"part": name}})
             return QuietPart(name, CRASHED)
 
     def _interrupts_round(self, cpus: CPUSet, keeps: Keeps) -> QuietResult | None:
-        """Return the result for interrupts; an error must not stop the other parts."""
+        """Return the result of moving interrupts; an error becomes a result, so that the other parts still run."""
         try:
             return self._move_interrupts(cpus, keeps)
         except AgentError as error:
@@ -118,7 +118,7 @@ class QuietKeeper:
         if reason or self._why_still:
             quiet, keeps = Quiet(EMPTY, quiet.online), frozenset()
         stays = self._kept.lookup.follow(keeps)
-        # Before all else, because irqbalance moves the interrupts that are not in its list.
+        # This comes first, because irqbalance moves the interrupts that are not in its list.
         unkept = self._kept.leave(keeps)
         state = self._keep_off(quiet.cpus | self._banned)
         moved = self._mover.round(quiet, may_take=not state.reason, is_settled=state.is_settled, stays=stays)

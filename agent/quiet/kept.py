@@ -1,7 +1,7 @@
 """Lookup of the interrupts that stay on quiet CPUs by the `irq-policy` of pods.
 
-Names of interrupts and the interrupts of devices are read when the policies or the interrupts change, and once a minute,
-because drivers name an interrupt after they have got its number.
+Names of interrupts and the interrupts of devices are read when the policies or the interrupts change, and once a
+minute, because a new interrupt has a number before its driver names it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class KeptLookup:
         self._seen: tuple[Keeps, Mapping[str, int | None]] | None = None
         self._again = 0.0
         self._stays: Mapping[str, Stay] = {}
-        # Cached by owner, because globs are compared with every name of the node.
+        # Notes for the report, by container; cached, because globs are compared with the names of all interrupts.
         self._notes: dict[Owner, str] = {}
 
     def follow(self, keeps: Keeps) -> Mapping[str, Stay]:
@@ -79,8 +79,9 @@ class KeptLookup:
     def left_alone(self, keeps: Keeps) -> tuple[str, ...]:
         """Return the interrupts that irqbalance must not move, in order of priority.
 
-        A glob comes from the pod's owner and may match all of the node. Interrupts that cannot fire on the container's
-        CPUs are left out. Interrupts of devices come first, and containers take turns.
+        Interrupts of the containers' devices come first, then those that match globs, one of each container in turn,
+        because a glob comes from a user and may match all interrupts of the node. Interrupts that cannot fire on the
+        container's CPUs are left out.
         """
         in_order, reach = sorted(keeps, key=lambda keep: keep.owner), self._reach()
         home = {number: stay.home for number, stay in self._stays.items() if stay.home}
@@ -95,7 +96,7 @@ class KeptLookup:
     def shown(
         self, keeps: Keeps, unkept: Unkept, crowded: Mapping[str, str] = NONE_CROWDED
     ) -> dict[Owner, KeptInterrupts]:
-        """Return the interrupts that stay, by container, with those that irqbalance may move.
+        """Return the interrupts that stay, by container, with a note about those that may move or fire elsewhere.
 
         `crowded` are interrupts that the kernel refused to confine to the CPUs of their container, with the reason.
         """
@@ -135,7 +136,7 @@ class KeptLookup:
 
 
 def _reaching(keep: Keep, reach: Mapping[str, CPUSet]) -> Iterator[str]:
-    """Yield the interrupts that may fire on the CPUs of a container; one pass for each container, so it has to be cheap."""
+    """Yield the interrupts that may fire on the CPUs of a container."""
     return (number for number, cpus in reach.items() if not cpus.isdisjoint(keep.cpus))
 
 

@@ -35,7 +35,7 @@ class Watched(NamedTuple):
 def next_level(
     before: Watched | None, noise: ContainerNoise, limits: Limits, now: float, time: str
 ) -> Watched:
-    """Return the level after one more round; `now` is in seconds, `time` is the text for a new level."""
+    """Return the level after one more round; `now` is in seconds, `time` the timestamp of a new level."""
     above = [kind for kind, limit in limits if (rate := _rate(noise, kind)) is not None and rate > limit]
     unknown = [kind for kind, _ in limits if _rate(noise, kind) is None]
     if before is None:
@@ -58,7 +58,7 @@ def _turned(above: Sequence[NoiseKind], now: float, time: str) -> Watched:
 
 
 def _rate(noise: ContainerNoise, kind: NoiseKind) -> float | None:
-    """Return the events per second; None: unknown."""
+    """Return the events of a kind per second, for waits milliseconds per second; None: unknown."""
     member, factor = _COUNTS[kind]
     count = getattr(noise, member)
     return None if count is None else factor * count / max(noise.seconds, 1.0)
@@ -76,7 +76,7 @@ _COUNTS: Final = {
 class LevelPublisher:
     """A publisher that adds noise levels and the results for quiet CPUs to each state (interface `StatePublisher`).
 
-    It publishes the last state again when these change.
+    `submit_again` publishes the last state with newer levels and results.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LevelPublisher:
         quieting: Quieting | None = None,
         followed: Callable[[NodeState], None] = lambda _: None,
     ) -> None:
-        """`followed` is called with each state too."""
+        """`followed` is a callback that gets each submitted state."""
         self._publisher = publisher
         self._quieting = quieting
         self._levels = levels
@@ -94,7 +94,7 @@ class LevelPublisher:
         self._last: NodeState | None = None
 
     def submit(self, state: NodeState) -> None:
-        """Publish this state next, in place of one that still waits."""
+        """Publish this state next, in place of one that is not published yet."""
         self._last = state
         state = self._quieting.add(state) if self._quieting else state
         self._publisher.submit(with_levels(state, self._levels()))
@@ -106,7 +106,7 @@ class LevelPublisher:
             self.submit(self._last)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Start no report inside of the block."""
+        """Return a context in which no report starts."""
         return self._publisher.paused()
 
     async def run(self) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent.quiet.interfaces import Interrupts
     from agent.quiet.taken import TakenStore
 
-# Time until the agent tries again to move interrupts to a CPU that the kernel refused.
+# Time until the agent retries to move an interrupt to its home CPUs, after the kernel refused that.
 ROOM_SECONDS: Final = 600.0
 # The second round finds interrupts that were requested during the first one, before it widened the default.
 RESTORE_ROUNDS: Final = 2
@@ -62,13 +62,13 @@ class _Round:
     born: dict[str, Taken] = field(default_factory=dict)
     unused: set[str] = field(default_factory=set)  # new numbers that no driver has requested yet
     identities: dict[str, int | None] = field(default_factory=dict)
-    # Numbers that were freed and requested again since they were recorded.
+    # Numbers that were freed and now stand for another interrupt than the recorded one.
     reborn: set[str] = field(default_factory=set)
     identified: set[str] = field(
         default_factory=set
     )  # numbers that stand for the interrupt that was recorded
     ours: set[str] = field(default_factory=set)  # numbers whose affinity was written in an earlier round
-    gone: int = 0
+    gone: int = 0  # interrupts that were freed during the round
     foreign: dict[str, CPUSet] = field(default_factory=dict)
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
 
@@ -84,7 +84,7 @@ class _Round:
 
 
 class _Crowded(NamedTuple):
-    """CPUs that the kernel refused to an interrupt (its home): a CPU has some 200 vectors, and a device may need more."""
+    """Home CPUs that the kernel refused to an interrupt, because a CPU has only some 200 interrupt vectors."""
 
     home: CPUSet
     reason: str
@@ -92,7 +92,7 @@ class _Crowded(NamedTuple):
 
 
 class CrowdedHomes:
-    """The homes that the kernel refused to interrupts lately."""
+    """Interrupts that the kernel lately refused to confine to their home CPUs (`Stay.home`)."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -112,7 +112,7 @@ class CrowdedHomes:
         self._found.pop(number, None)
 
     def left_out(self, stays: Mapping[str, Stay]) -> Mapping[str, Stay]:
-        """Return the interrupts that stay; one whose home was refused is kept off other quiet CPUs."""
+        """Return `stays`; interrupts that were refused their home CPUs may also fire on CPUs that are not quiet."""
         until = self._monotonic() - ROOM_SECONDS
         self._found = {
             number: it
@@ -153,9 +153,8 @@ class InterruptMover:
     ) -> Moved:
         """Do one round; raise Unavailable if the kernel's files cannot be used, Refused if saving fails.
 
-        `stays` are the interrupts that may fire on quiet CPUs, by number.
-
-        Until `is_settled` irqbalance may still move interrupts by its old list, which is no foreign write.
+        `stays` are the interrupts that may fire on quiet CPUs, by number. While `is_settled` is False irqbalance may
+        still move interrupts by its old list, which does not count as a conflict.
         """
         self.has_moved = False
         self._store.read()
@@ -191,7 +190,7 @@ class InterruptMover:
         return not self._store.taken
 
     def _look(self, now: _Round, number: str) -> None:
-        """Read an interrupt's affinity and decide about it; most interrupts do not concern quiet CPUs and cost one read."""
+        """Read an interrupt's affinity and store the change it needs; most need none and cost one read."""
         if self._writes.is_conflict(number):
             return
         try:
@@ -276,7 +275,7 @@ class InterruptMover:
         return found
 
     def _near(self, number: str, affinity: CPUSet, taken: Taken | None, quiet: Quiet) -> CPUSet:
-        """Return the CPUs near an interrupt that would lose all of its CPUs; for other interrupts nothing is read."""
+        """Return the CPUs near an interrupt whose CPUs are all quiet or offline; empty for others, without a read."""
         may_use = (affinity, taken.original) if taken else (affinity,)
         if number == DEFAULT or not any((cpus - quiet.cpus).isdisjoint(quiet.online) for cpus in may_use):
             return EMPTY
@@ -314,7 +313,7 @@ class InterruptMover:
             self._store.change(changed, dropped, known)
 
     def _write(self, now: _Round, number: str, cpus: CPUSet) -> None:
-        """Write one affinity and read it back, although it takes effect only with the next interrupt.
+        """Write one affinity and read it back; the kernel applies it when the interrupt fires next.
 
         If the write fails or another value is read back, the record is kept, and the next round decides by the current
         value.
@@ -347,7 +346,7 @@ class InterruptMover:
             now.done[number] = before
 
     def _refused(self, now: _Round, number: str, reason: str) -> None:
-        """Record a failed write; the next round keeps the interrupt off quiet CPUs of others, if it has a home."""
+        """Record a failed write; if the interrupt has home CPUs, the next round no longer confines it to them."""
         may, home = now.stays.get(number, NO_STAY)
         if home:
             self.crowded.add(number, home, reason)
@@ -356,7 +355,7 @@ class InterruptMover:
             now.failed.append(reason)
 
     def _settle(self, now: _Round, numbers: frozenset[str]) -> None:
-        """Save the records after the writes, without restored, foreign or freed interrupts."""
+        """Save the records after the writes, without interrupts that were restored, freed or are in conflict."""
         records: dict[str, Taken | None] = {number: it.taken for number, it in now.decisions.items()}
         records |= now.done
         records |= dict.fromkeys(self._store.taken.keys() - numbers)
@@ -382,7 +381,7 @@ def _written(taken: Taken | None, cpus: CPUSet, default: Taken | None) -> Taken 
 
 
 def _label(interrupts: Interrupts, number: str) -> str:
-    """Return a readable name: the number with its actions."""
+    """Return an interrupt's number with the names of its actions, for messages."""
     if number == DEFAULT:
         return "interrupts of drivers loaded later"
     try:

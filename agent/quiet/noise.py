@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from agent.quiet.thread_times import Threads
 
 _MOST_SETTING: Final = 2**14  # bytes of a kernel setting; a list of CPUs is the longest
-Table: TypeAlias = tuple[Row, ...] | str  # counted rows, or why they are unknown
+Table: TypeAlias = tuple[Row, ...] | str  # counted rows, or the reason why they are unknown
 Result = TypeVar("Result")
 
 
 class Waited(NamedTuple):
-    """Time that one container's threads lost to others during the measurement."""
+    """Time during which other threads kept one container's threads off a CPU."""
 
     threads: int  # threads measured from beginning to end
     of: int  # all threads that the container had
@@ -58,16 +58,16 @@ class Noise:
     # interrupts whose affinity the kernel does not let anyone write, where the kernel shows that (Linux 6.12)
     managed: frozenset[str] = frozenset()
     periodic: Periodic = NOT_KNOWN
-    # interrupts of devices that were freed during the measurement, so that their growth is not known
+    # interrupts of devices that were freed during the measurement, with their counts before it
     freed: tuple[Row, ...] = ()
-    # CPUs without counts of interrupts at the beginning or at the end, because they were offline; nothing of them is counted
+    # CPUs that were offline at the beginning or at the end; nothing is counted on them
     offline: CPUSet = EMPTY
 
 
 def measure(
     interrupts: Path, proc: Path, cpus: CPUSet, first_pids: Mapping[str, int], watch: Callable[[], Result]
 ) -> tuple[Noise, Result]:
-    """Count on a set of CPUs while `watch` runs; return the counts and the result of `watch`.
+    """Count noise on a set of CPUs while `watch` runs; return the counts and the result of `watch`.
 
     `interrupts` is the host's /proc/interrupts: Kubernetes masks that of ordinary containers from 1.34 on.
     """
@@ -100,7 +100,7 @@ def measure(
 
 
 def _periodic(proc: Path, cpus: CPUSet) -> Periodic:
-    """Return the settings in /proc/sys; unreadable ones are unknown."""
+    """Return the kernel's settings in /proc/sys; those that cannot be read are None."""
     stat_interval = watchdog = None
     with suppress(OSError, ValueError):
         stat_interval = int(_text(proc / "sys/vm/stat_interval"))
@@ -111,13 +111,13 @@ def _periodic(proc: Path, cpus: CPUSet) -> Periodic:
 
 
 def _text(file: Path) -> str:
-    """Return the start of a file: a setting is a line."""
+    """Return the first `_MOST_SETTING` bytes of a file as text."""
     with file.open("rb") as opened:
         return opened.read(_MOST_SETTING).decode("ascii", "replace")
 
 
 def _managed(proc: Path, numbers: Iterable[str]) -> frozenset[str]:
-    """Return the interrupts whose affinity is not writable: one for each queue of a disk, and the timer."""
+    """Return the interrupts whose affinity is not writable, such as those of disk queues and of the timer."""
     return frozenset(it for it in numbers if _is_read_only(proc / "irq" / it / "smp_affinity_list"))
 
 
@@ -129,7 +129,7 @@ def _is_read_only(file: Path) -> bool:
 
 
 def _online(cpus: CPUSet, reading: Reading) -> CPUSet:
-    """Return the CPUs that have a column; all if the table is not known."""
+    """Return the CPUs that have a column in a table; all if the table cannot be read."""
     return cpus if isinstance(reading, str) else cpus & CPUSet(places(reading.columns))
 
 
@@ -148,7 +148,7 @@ def _freed(before: Table, after: Table) -> tuple[Row, ...]:
 
 
 def _entered(before: Owner, after: Owner) -> Counter[str]:
-    """Return the names of processes from outside that ran on the CPUs."""
+    """Return how many processes that entered the container ran between two readings, by their names."""
     earlier = {task: ran for process in before.entered.values() for task, ran in process.ran.items()}
     return Counter(
         process.name

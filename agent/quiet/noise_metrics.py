@@ -1,6 +1,6 @@
 """Metrics of noise on exclusive CPUs.
 
-A container with unknown counts has no series, because a constant one would look quiet.
+A container with unknown counts has no series, because an unchanged counter would mean that there is no noise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TEXTS: Final = {
 
 
 class NoiseMetrics:
-    """The counters, by container."""
+    """Counters of the noise on exclusive CPUs, by container, and of the CPU time of the rounds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counters = {

@@ -30,7 +30,7 @@ class Entered(NamedTuple):
     """A process that was started in a container from outside."""
 
     name: str
-    ran: Mapping[int, tuple[str, ...]]  # run time of its threads that last ran on the container's CPUs
+    ran: Mapping[int, tuple[str, ...]]  # run times of its threads that last ran on the container's CPUs
 
 
 @dataclass
@@ -60,7 +60,7 @@ def find_owners(proc: Path, first_pids: Mapping[str, int], cpus: CPUSet) -> dict
 
 
 def _run_times(process: Path, cpus: CPUSet) -> dict[int, tuple[str, ...]]:
-    """Return the run time of the threads of a process that last ran on the CPUs."""
+    """Return the run times of a process's threads that last ran on the CPUs, as texts of the kernel by thread id."""
     found = {}
     for task in (process / "task").iterdir():
         with suppress(*_ENDED):
@@ -71,7 +71,7 @@ def _run_times(process: Path, cpus: CPUSet) -> dict[int, tuple[str, ...]]:
 
 
 def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[str, int] | None:
-    """Return the container of a cgroup; crun puts its processes into a child of the container's cgroup."""
+    """Return name and first pid of a cgroup's container; crun puts processes into a child of its cgroup."""
     while cgroup and cgroup != "/":
         if cgroup in by_cgroup:
             return by_cgroup[cgroup]
@@ -82,8 +82,8 @@ def _container(cgroup: str, by_cgroup: Mapping[str, tuple[str, int]]) -> tuple[s
 def _entered(proc: Path, pid: int, first: int) -> bool:
     """Return whether a process was started in its container from outside, as `kubectl exec` and probes do.
 
-    Then the container's first process is not among its ancestors. The init of the container's PID namespace adopts
-    orphans; in the node's PID namespace the runtime's shim does, so there the answer is unknown.
+    Such a process does not descend from the container's first process. The init of the container's PID namespace adopts
+    orphans. In the node's PID namespace the runtime's shim adopts them, so False is returned for all processes there.
     """
     if pid == first or len(_pids(proc, pid)) == 1:
         return False

@@ -1,4 +1,4 @@
-"""Keep CPUs quiet: one round after each pass that changed the quiet CPUs, and periodic checks.
+"""Keep CPUs quiet: one round after each reconcile pass that changed the quiet CPUs, and periodic checks.
 
 The rounds run in a thread of their own, so that neither a slow kernel file nor an irqbalance that does not answer
 delays a pass. The thread is a daemon: an agent that stops does not wait for it, and the next agent resumes from the
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class Quieting:
-    """The quiet CPUs of a node; without a keeper only the reason is reported."""
+    """The quiet CPUs of a node; without a keeper nothing is changed, and the reason is reported."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Quieting:
         return result.why_not or ("" if is_done else QUIET_PENDING)
 
     def _node_result(self) -> QuietResult | None:
-        """Return the result; None if the feature is off, because such a node gets no condition."""
+        """Return the result of the last round; None if the feature is off, because such a node gets no condition."""
         return self._result if self._keeper and not self._reason else None
 
     async def run(self, changed: Callable[[], None]) -> None:
@@ -135,14 +135,14 @@ class Quieting:
             wait = wait and max(0.0, wait - rest)
 
     async def _wait(self, seconds: float | None) -> None:
-        """Wait for a change of the CPUs, at most these seconds; None: without limit."""
+        """Wait until the quiet CPUs change, at most these seconds; None: without limit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         self._changed.clear()
 
     async def _round(self, keeper: QuietKeeper, changed: Callable[[], None]) -> float | None:
-        """Do one round; return the seconds until the next one is due."""
+        """Do one round; return the seconds until the next one is due, None if only a change needs one."""
         if self._wanted is None:
             return None  # no pass has determined the quiet CPUs yet
         quiet, fully, _, keeps = self._wanted
@@ -163,7 +163,7 @@ class Quieting:
     def _rest(self, *, is_steady: bool, has_settled: bool) -> float:
         """Return the seconds until the next round: longer after a costly one, unless that one changed something.
 
-        A round that moves interrupts costs most, and irqbalance may undo moves until it has acted by its ban.
+        A round that moves interrupts costs most, and irqbalance may undo moves until it applies its new list.
         """
         rest = max(ROUND_SECONDS, REST * self._took)
         if is_steady and has_settled:

@@ -98,7 +98,7 @@ def compare(before: Sample, after: Sample) -> dict[Owner, ContainerNoise]:
 
 
 def _kept(measured: Iterable[Measured]) -> dict[bytes, CPUSet]:
-    """Return the CPUs on which interrupts stay, by number."""
+    """Return the container CPUs on which each interrupt is kept by an `irq-policy`, by its number."""
     kept: dict[bytes, CPUSet] = {}
     for it in measured:
         for number in it.kept:
@@ -148,7 +148,7 @@ def _lost(before: Read, after: Read, cpus: CPUSet) -> Lost | str:
 
 
 def _others(slices: int | str, own: int | str) -> int | str:
-    """Return the timeslices of other threads; the idle task's do not count."""
+    """Return the timeslices of threads outside the container, or the reason why they are unknown."""
     if isinstance(slices, str) or isinstance(own, str):
         return slices if isinstance(slices, str) else str(own)
     return max(0, slices - own)

@@ -28,7 +28,7 @@ _MASK: Final = "0x"
 
 
 class TakenStore:
-    """The records of a node; when a method returns each change is on disk, otherwise it raises Refused."""
+    """The records of a node; each method returns after its changes are on disk, and raises Refused if they are not."""
 
     def __init__(self, saved: Restorable) -> None:
         self._saved = saved
@@ -58,7 +58,7 @@ class TakenStore:
         dropped: Iterable[str] = (),
         known: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Save and delete records of interrupts, and replace the known numbers; None deletes these."""
+        """Save the records `taken`, delete the records `dropped`, and replace the known numbers; None deletes these."""
         gone = set(dropped)
         kept = {number: it for number, it in self.taken.items() if number not in gone} | dict(taken)
         texts = {} if known is None else {KNOWN: _known_text(known)}
@@ -123,6 +123,6 @@ def _known_text(known: Mapping[str, int | None]) -> str:
 
 
 def _identities(text: str) -> dict[str, int | None]:
-    """Return the identity by number; earlier builds wrote numbers alone."""
+    """Return the identity of each interrupt number; None in texts of earlier builds, which have numbers alone."""
     pairs = [it.partition(":") for it in text.split(",")] if text else []
     return {str(int(number)): int(identity) if colon else None for number, colon, identity in pairs}

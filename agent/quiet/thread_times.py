@@ -23,13 +23,13 @@ _ALLOWED: Final = "\nCpus_allowed_list:"
 
 
 class Times(NamedTuple):
-    """Time that one thread has lost to others since it started."""
+    """Run-queue wait, timeslices and involuntary switches of one thread since it started."""
 
     waited_ns: int
     slices: int
     switches: int  # involuntary context switches
     started: str  # start time in ticks since boot, because thread ids are reused
-    allowed: str  # CPUs on which it may run, as a list
+    allowed: str  # CPUs on which it may run, in the kernel's list format
 
 
 class Threads(NamedTuple):
@@ -45,7 +45,7 @@ class Threads(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Losses of a container's threads between two readings."""
+    """Growth of waits, switches and timeslices of a container's threads between two readings."""
 
     waited_ns: int
     switches: int
@@ -56,7 +56,7 @@ NO_THREADS: Final = Threads({}, 0)
 
 
 def sampled(tasks: Sequence[int]) -> Sequence[int]:
-    """Return at most `MOST_THREADS` threads, evenly spaced."""
+    """Return at most `MOST_THREADS` of these thread ids, evenly spaced."""
     return sorted(tasks)[:: -(-len(tasks) // MOST_THREADS) or 1]
 
 
@@ -70,9 +70,9 @@ def read_threads(proc: str, tasks: Sequence[int], before: Threads) -> Threads:
 
 
 def lost(before: Threads, after: Threads, cpus: CPUSet) -> Lost | None:
-    """Return the losses of the threads that may run on `cpus` only; None if no such thread is known.
+    """Return the waits and switches of the threads that may run on `cpus` only; None if no such thread is known.
 
-    For a thread that started between the two readings all losses count. The number of timeslices is known unless a
+    For a thread that started between the two readings all its time counts. The number of timeslices is known unless a
     thread was not read, exited, or may run elsewhere too.
     """
     pairs = []

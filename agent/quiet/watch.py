@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class NoiseWatch:
-    """Counts for the containers in the latest state of the node."""
+    """Counts noise on the CPUs of the exclusive containers in the latest state of the node."""
 
     places: Places
     metrics: NoiseMetrics
@@ -68,7 +68,7 @@ class NoiseWatch:
                 changed()
 
     async def count(self, state: NodeState | None) -> float:
-        """Do one round; return the CPU time it took, in seconds."""
+        """Count noise once and update metrics and levels; return the CPU time it took, in seconds."""
         measured = tuple(measured_containers(state)) if state else ()
         self._watched = {it.owner: self._watched[it.owner] for it in measured if it.owner in self._watched}
         if not measured:
@@ -84,7 +84,7 @@ class NoiseWatch:
         return took
 
     async def measure(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
-        """Return the noise since the last round, and the CPU time of this one."""
+        """Return each container's noise since the last round, and the CPU time of this round in seconds."""
         return await asyncio.to_thread(self._round, measured)
 
     def _round(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:

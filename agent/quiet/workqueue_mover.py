@@ -1,6 +1,6 @@
-"""Keep unbound workqueues off quiet CPUs, and restore their masks afterwards.
+"""Keep unbound workqueues off quiet CPUs, and restore their CPU masks afterwards.
 
-One mask bounds all of them; workqueues exported in sysfs also have their own. The rules are those of
+One mask bounds all of them; workqueues exported in sysfs also have their own. The same rules apply as for
 interrupts: records are saved before the first write, only bits that the agent removed are restored, and a
 mask that another program changes three times in ten minutes is left alone.
 """
@@ -40,11 +40,11 @@ class Workqueues(Protocol):
         ...
 
     def mask(self, name: str) -> CPUSet:
-        """Return the CPUs that were written; raise Gone for a workqueue that ended, Refused for other reasons."""
+        """Return the CPUs last written to a mask; raise Gone for a workqueue that ended, Refused for other reasons."""
         ...
 
     def isolated(self) -> CPUSet:
-        """Return the CPUs that the kernel keeps free by itself (isolated partitions of cgroups); raise Refused if unknown."""
+        """Return the CPUs of isolated partitions, which the kernel itself keeps free; raise Refused if unknown."""
         ...
 
     def move(self, name: str, cpus: CPUSet) -> None:
@@ -113,7 +113,7 @@ class WorkqueueMover:
         return not self._store.taken
 
     def _move(self, quiet: Quiet) -> list[str]:
-        """Do one round; return why masks that should change did not."""
+        """Change and restore masks once; return, as one text for each, why masks that should change did not."""
         now = _Round(self._workqueues.identities())
         for name in now.identities:
             try:
@@ -140,7 +140,7 @@ class WorkqueueMover:
         return now.failed
 
     def _look(self, now: _Round, name: str, quiet: Quiet) -> None:
-        """Read a mask and decide about its change."""
+        """Read a mask and store the change it needs, if any."""
         if self._writes.is_conflict(name):
             return
         mask, taken = self._workqueues.mask(name), self._store.taken.get(name)
@@ -149,7 +149,7 @@ class WorkqueueMover:
             return
         identity, proven = self._proven.get(name, (None, None))
         if identity != now.identities[name]:
-            proven = None  # the workqueue was created anew
+            proven = None  # a new workqueue has this name
         decision = decide(mask, taken, quiet, proven=proven)
         # Writing a mask would override the isolation of these CPUs.
         if decision.write and (ended := decision.write & isolated):

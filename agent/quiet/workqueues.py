@@ -1,7 +1,7 @@
 """CPU masks of unbound workqueues in sysfs (interface `Workqueues`).
 
-The component `quiet` mounts the node's /sys/devices/virtual/workqueue at a path of its own, because a container's /sys is
-read-only.
+The component `quiet` mounts the node's /sys/devices/virtual/workqueue at a path of its own, because a container's /sys
+is read-only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KernelWorkqueues:
         self._folder = folder
 
     def identities(self) -> dict[str, int]:
-        """Return the inode of each mask by the workqueue's name; a workqueue that is created anew has another inode."""
+        """Return the inode of each mask by the workqueue's name; a later workqueue of this name has another inode."""
         try:
             is_read_only = bool(os.statvfs(self._folder).f_flag & os.ST_RDONLY)
             inode = (self._folder / "cpumask").stat().st_ino
@@ -41,14 +41,14 @@ class KernelWorkqueues:
         return {ALL: inode} | dict(filter(None, map(self._identity, names)))
 
     def _identity(self, name: str) -> tuple[str, int] | None:
-        """Return a workqueue with its inode; None if it has no mask of its own."""
+        """Return a workqueue's name with the inode of its mask; None if it has no mask of its own."""
         try:
             return name, (self._folder / name / "cpumask").stat().st_ino
         except OSError:
             return None
 
     def mask(self, name: str) -> CPUSet:
-        """Return the CPUs that were written; the kernel itself removes the CPUs of isolated partitions from ALL."""
+        """Return the CPUs last written to a mask; from ALL the kernel itself removes CPUs of isolated partitions."""
         if name:
             return self._read(f"{name}/cpumask")
         try:
@@ -57,7 +57,7 @@ class KernelWorkqueues:
             return self._read("cpumask")
 
     def isolated(self) -> CPUSet:
-        """Return the CPUs that the kernel keeps free of unbound workqueues by itself; raise Refused if it is not known."""
+        """Return the CPUs of isolated partitions, which the kernel itself keeps free; raise Refused if unknown."""
         try:
             return self._read("cpumask_isolated", may_be_empty=True)
         except Gone:  # before Linux 6.7
