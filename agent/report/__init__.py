@@ -1,1 +1,1 @@
-"""What the agent writes to the API server: pods, node, events, CMK's ConfigMap and the gauges of load. No module here assigns CPUs."""
+"""Reporters: they write the node's state to pods, the Node, Events and other API objects, metrics and the log."""

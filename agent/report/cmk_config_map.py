@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from apiserver.client import Api
 
 INTERVAL_SECONDS: Final = 2.0
-AGAIN_SECONDS: Final = 300.0  # between two writes of the same pools
+AGAIN_SECONDS: Final = 300.0  # between two writes of unchanged pools
 
 
 class PoolReport:
@@ -50,7 +50,7 @@ class PoolReport:
     async def publish(self, state: NodeState) -> None:
         """Write the pools if they changed, then wait for the interval, so that later changes are coalesced.
 
-        Raise Later with the time at which unchanged pools are written again.
+        Always raise Later, with the seconds until unchanged pools are written again.
         """
         if not state.is_synchronised:
             return

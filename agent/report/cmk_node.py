@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def cmk_node(state: NodeState) -> CMKNode:
-    """Return the node's state as CMK's terms."""
+    """Return the CPU sets, topology, ledger and tasks of a node's state from which CMK's reports are computed."""
     sets = state.sets
     return CMKNode(
         topology=state.topology,

@@ -1,6 +1,7 @@
 """Write Intel CMK's reports about the node as objects, under CMK's names; update them in place when they change.
 
-CMK deleted and recreated them every few seconds. Here each is written again every AGAIN_SECONDS, in case it was deleted.
+CMK deleted and recreated its reports every few seconds. The agent writes each again every AGAIN_SECONDS, in case it was
+deleted.
 Their names keep the dots of the node's name, because CMK's dashes would give two nodes the same name.
 """
 
@@ -29,7 +30,7 @@ KINDS: Final = (CMK_NODE_REPORT, CMK_RECONCILE_REPORT)
 
 
 class CMKReports:
-    """Writes the two objects of the node, at most once per interval."""
+    """Writes the node's NodeReport and ReconcileReport, at most once per interval."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class CMKReports:
     async def publish(self, state: NodeState) -> None:
         """Write the reports that changed, then wait for the interval, so that later changes are coalesced.
 
-        Raise Later with the time at which unchanged reports are written again.
+        Always raise Later, with the seconds until unchanged reports are written again.
         """
         if not state.is_synchronised:
             return

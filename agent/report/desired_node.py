@@ -68,7 +68,7 @@ class DesiredNode:
     no_taints: tuple[Taint, ...] = ()  # taints of the agent to remove
     no_taint_keys: frozenset[str] = frozenset()  # keys of taints to remove, whatever their value and effect
     resources: Mapping[str, int | None] = field(default_factory=dict)
-    # Prefix: resources with it that are not in `resources` are removed; empty: none are.
+    # Resources with this prefix that are not in `resources` are removed; empty: none are.
     no_other_resources: str = ""
     conditions: tuple[Condition, ...] = ()
     no_conditions: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ def desired_node(
     """Return the desired Node object; None while pods or ledger are incomplete.
 
     While the runtime does not list its containers, only the Degraded condition is set. `published` are the last written
-    counts of extended resources, `labelled` is the group in the node's label; None: unknown.
+    counts of extended resources, `labelled` is the CPU group in the node's label; None: unknown.
     """
     resources = node_resources(state, pods, published, near=options.near_cpus)
     if resources is None:
@@ -142,7 +142,7 @@ def pools_text(
     options: NodeOptions,
     resources: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """Return the node's CPU sets, their owners and hidden costs as compact JSON; `resources` are published beside them."""
+    """Return the node's CPU sets, their owners and hidden costs as compact JSON; `resources` has its counts."""
     injected = sidecars(pods, state.seen_pods, options.sidecar)
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
     owners = {assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state)
@@ -163,7 +163,7 @@ def pools_text(
 
 
 def _pod_pools(state: NodeState) -> dict[str, Owner]:
-    """Return the pools of pods in the form of owners, to publish them with the containers."""
+    """Return the pod-level pools as owners of CPUs by name, to publish them beside the containers."""
     pools = (pool for pool in state.ledger.pools.values() if pool.cpus)
     return {
         f"{pool.name}/{POOL_OWNER}": structs.replace(_owner(pool), policy=POD)
@@ -194,7 +194,7 @@ def _can_pin(state: NodeState) -> bool:
 def _taints(options: NodeOptions, load: Overcommit) -> tuple[Taint, ...]:
     """Return the taints that the agent manages.
 
-    With the option off the agent leaves CMK's taint alone, because an operator may have set it.
+    CMK's taint is included only with its option; otherwise an existing one stays, because an operator may have set it.
     """
     cmk = (CMK_TAINT,) if options.cmk_taint else ()
     over = (OVERCOMMIT_TAINT,) if options.overcommit_taint and load.is_over else ()

@@ -1,7 +1,7 @@
-"""Send Events: each one once, counted when it repeats, and rate-limited per pod.
+"""Send Events: one object for equal events, with a count, and rate-limited per pod.
 
 An Event's name derives from its content, so a restarted agent finds its own Events. While the API server is out of
-reach the newest PENDING wait. A namespace that fails, or has used up its share of events, delays no other.
+reach, the newest PENDING events are kept. A namespace that fails, or has used up its quota of events, delays no other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 BURST: Final = 10  # events about one pod before the rate limit applies
-REFILL_SECONDS: Final = 30.0  # time until one more event is allowed
+REFILL_SECONDS: Final = 30.0  # seconds until one more event about a pod is allowed
 PENDING: Final = 500
 REMEMBERED: Final = 2000
 
@@ -48,7 +48,7 @@ class _Sent:
 class _Attempt:
     """State of one attempt to send all pending events."""
 
-    pods: Mapping[str, Pod]  # pods by uid as the runtime knows it
+    pods: Mapping[str, Pod]  # pods by the uid that the runtime reports
     late: Collection[str]  # uids of pods that the watch has not shown yet
     turns: set[str]  # namespaces whose backoff has ended
     failures: int = 0  # failed requests in a row, in namespaces that had not failed before
@@ -73,7 +73,7 @@ class EventReport:
     async def publish(self, state: NodeState) -> None:
         """Send the events since the last state; failed ones are retried at the next call.
 
-        An event about a pod known by name alone waits until the watch shows the pod: then Later is raised.
+        An event about a pod that the watch has not shown yet stays pending. While events are pending, Later is raised.
         """
         by_uid = by_runtime_uid(list(self._pods.pods().values()), state.names)
         self._buckets = {uid: bucket for uid, bucket in self._buckets.items() if uid in by_uid}
@@ -103,7 +103,7 @@ class EventReport:
             )
 
     async def _try(self, event: Event, pod: Pod, attempt: _Attempt) -> bool:
-        """Send one event unless its namespace waits; return whether it can leave the queue."""
+        """Send one event unless its namespace is in backoff; return whether to remove the event from the queue."""
         namespace = _namespace(pod)
         has_turn = namespace in attempt.turns
         if namespace in self._backoff and not has_turn:
@@ -127,7 +127,7 @@ class EventReport:
             logger.warning("events delayed", extra={"facts": facts})
 
     async def reset(self) -> None:
-        """Do nothing: the API server deletes events within an hour."""
+        """Drop pending events; sent ones are not deleted, because the API server does so within an hour."""
         self._pending.clear()
 
     def _may_send(self, uid: str) -> bool:
@@ -162,12 +162,12 @@ class EventReport:
         self.writes += 1
         try:
             await self._api.create(folder, document)
-        except Conflict:  # an agent that ran before sent this event
+        except Conflict:  # an earlier agent sent this event
             return await self._again(event)
         return event
 
     async def _repeat(self, sent: _Sent, document: dict[str, Any]) -> _Sent:
-        """Count an event once more; create it again if it expired."""
+        """Increase the count of a sent event; create it again if it expired."""
         try:
             return await self._again(sent)
         except Gone:

@@ -58,7 +58,7 @@ class Event:
 
 
 def events_between(before: NodeState | None, after: NodeState) -> tuple[Event, ...]:
-    """Return the events between two states; `before` is None for the first one."""
+    """Return the events for the differences of two states; `before` is None if `after` is the first one."""
     old_pods = {pod.uid: pod for pod in before.pods} if before else {}
     old_containers = _containers(before) if before else {}
     events: list[Event] = []
@@ -112,12 +112,12 @@ def _of_refusal(
 
 
 def is_usual(refusal: Refusal) -> bool:
-    """Return whether a refusal is part of the start of every pod that requires CPUs beside devices."""
+    """Return whether every pod that requires CPUs beside devices has this refusal while it starts."""
     return refusal.message.partition(";")[0] in AT_EACH_START
 
 
 def _unknown(container: ContainerState) -> str:
-    """Return why the devices of a container with CPUs are not known; empty while the kubelet may still name them."""
+    """Return why a container's devices are not known; empty if they are, or while the kubelet may still name them."""
     may_follow = container.devices_unknown in AT_EACH_START
     return "" if may_follow or container.refusal else container.devices_unknown
 
@@ -152,7 +152,7 @@ def _of_environment(large: LargeEnvironment) -> Event:
 
 
 def _not_guarding(state: NodeState) -> tuple[Owner, ...]:
-    """Return the guards that are not ready while the runtime accepts no NRI plugin."""
+    """Return the guard containers that are not ready, if the runtime accepts no NRI plugin; otherwise none."""
     return state.unready_guards if state.listing_fault else ()
 
 
@@ -165,7 +165,7 @@ def _of_guard(guard: Owner) -> Event:
 
 
 def gist(refusal: Refusal) -> tuple[str, str]:
-    """Return the part of a refusal that identifies it; the rest changes whenever a neighbour comes or goes."""
+    """Return reason and first clause of a refusal; the rest, such as numbers of free CPUs, changes with other pods."""
     return refusal.reason, refusal.message.partition(",")[0]
 
 
@@ -178,7 +178,7 @@ def _policies(container: ContainerState) -> str:
 
 
 def _is_old_news(old: ContainerState | None, new: ContainerState) -> bool:
-    """Return whether the container was already pinned like this, or a restarted agent found it pinned."""
+    """Return whether the container was pinned to these CPUs before, or found pinned by a restarted agent."""
     if old is None:
         return new.proof is not None and new.proof.path is Path.FOUND
     return old.is_pinned and (old.cpus, old.idle) == (new.cpus, new.idle)
@@ -190,7 +190,7 @@ def _pinned(container: ContainerState) -> str:
 
 
 def _remote(container: ContainerState) -> str:
-    """Return the devices that are not near a container's CPUs; empty if all with known NUMA nodes are."""
+    """Return a message about devices that are not near a container's CPUs; empty if there is no such device."""
     remote = [f"{kind.resource} on {_nodes(kind.nodes)}" for kind in container.devices if kind.near is False]
     if not remote:
         return ""

@@ -1,8 +1,8 @@
 """The number of whole cores and CPUs to publish for each extended resource. Pure.
 
-All resources count the same free cores: the scheduler subtracts the pods it bound, and the agent refuses what does not
-fit. A number below the claims of bound pods would make a restarting kubelet evict running pods, so it is never
-published.
+All resources count the same free cores. The scheduler subtracts the requests of bound pods, and the agent refuses
+requests that do not fit. A number below the claims of bound pods would make a restarting kubelet evict running pods, so
+it is never published.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES, ISOLATED_CORES, WHOL
 def node_resources(
     state: NodeState, pods: Iterable[Pod], published: Mapping[str, int] | None = None, *, near: bool = False
 ) -> dict[str, int] | None:
-    """Return the quantities to publish; None while pods or ledger are incomplete.
+    """Return the quantity to publish for each resource; None while pods or ledger are incomplete.
 
-    `pods` are those bound to the node, `published` the last written numbers: while the agent only observes, none rises
-    above them. With `near` the CPUs beside free devices are among them.
+    `pods` are those bound to the node, `published` the last written quantities: while the agent only observes, none
+    rises above them. With `near` the counts of CPUs beside free devices are included.
     """
     if not state.is_synchronised:
         return None
@@ -57,7 +57,7 @@ def node_resources(
 
 
 def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: dict[str, int]) -> None:
-    """Add a pod's claims of each resource, and how much of them its containers hold.
+    """Add a pod's requests to `claimed`, and the part of them that its containers hold to `held`, by resource.
 
     After a resize a container may hold more or fewer cores than it requests; the scheduler still counts the request.
     """
@@ -69,9 +69,10 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 
 
 def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member]) -> dict[str, int]:
-    """Return the cores, or CPUs, charged to each container of a pod.
+    """Return the number of cores, or of CPUs for resources in CPUs, charged to each container of a pod by name.
 
-    What the pool and slices of a budget hold is charged to containers that request more than they hold alone, in order.
+    CPUs that the pod's containers hold together (a pool, slices of a budget) are charged, in order, to containers that
+    request more than they hold alone.
     """
     is_near = resource.startswith(NEAR_CPUS)
     is_in_cpus = is_near or resource == NUMA_CPUS
@@ -93,7 +94,7 @@ def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member
 
 
 def _free(state: NodeState, resource: str) -> int:
-    """Return the quantity of the resource that is free.
+    """Return the free quantity of a resource.
 
     A core is free if all its online CPUs are. One core is subtracted if the shared set has no other CPUs, because
     the agent never assigns the last CPU of the shared set.

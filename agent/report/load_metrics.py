@@ -1,4 +1,4 @@
-"""Metrics from the reporters: load of the shared set, uncounted cores, requests to the API server."""
+"""Metrics: requested CPU of the shared set and of system pods, hidden costs, requests to the API server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ApiCounts(Collector):
 
 
 class MetricsReport:
-    """Shows each state as gauges."""
+    """Sets gauges of requested CPU and of hidden costs from each state."""
 
     def __init__(
         self,

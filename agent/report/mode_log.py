@@ -1,4 +1,4 @@
-"""Log changes of the node's mode and, on nodes without events, unfulfilled claims of pods."""
+"""Log changes of the agent's mode and, for agents without an API server, unfulfilled claims of pods."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Limit the counts of CPUs beside devices to those that fit into a Node beside other resources. Pure.
+"""Limit the resources that count CPUs beside devices, so that a Node has room for its other resources. Pure.
 
-The admission policy of the agent's writes refuses every write to a node with more than 1,000 resources, so that
-conditions and taints could not be updated either.
+The admission policy for the agent's writes refuses every write to a node with more than 1,000 resources, which would
+also stop updates of conditions and taints.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from agent.report.desired_node import DesiredNode
     from agent.report.node_types import Node
 
-# Resources on a node, which leaves a hundred for device plugins that register afterwards.
+# Highest number of resources on a node; the other 100 are left for device plugins that register later.
 MOST_RESOURCES: Final = 900
 
 
 def fitting(node: Node, desired: DesiredNode) -> tuple[DesiredNode, int]:
-    """Return the desired node with the counts that fit, the first by name, and the number left out."""
+    """Return the desired node with the counts that fit, first by name, and the number of counts left out."""
     near = sorted(name for name in desired.resources if name.startswith(NEAR_CPUS))
     present = {*(node.status.capacity or {}), *(node.status.allocatable or {}), *desired.resources}
     others = sum(not name.startswith(NEAR_CPUS) for name in present)

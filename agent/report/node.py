@@ -1,7 +1,7 @@
-"""Keep the Node object in its desired state: watch it, and write whatever differs.
+"""Keep the Node object in its desired state: watch it, and write fields that differ.
 
 The kubelet zeroes extended resources when it starts, and KubeVirt's handler writes labels of its own. The agent
-restores both, at most once per INTERVAL_SECONDS; labels with the limits of `agent.report.overwritten_labels`.
+restores both, at most once per INTERVAL_SECONDS, and labels within the rate limit of `agent.report.overwritten_labels`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class NodeReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Bring the Node object to the desired state, and start to keep it there."""
+        """Write the desired state to the Node object, and start the task that restores it after foreign writes."""
         if not state.is_synchronised and not state.runtime_reason:
             return  # the runtime is out of reach: keep the fields that were written before
         self._state = state
@@ -115,7 +115,7 @@ class NodeReport:
             await asyncio.sleep(wait)
 
     async def _write(self) -> None:
-        """Write the differences, then keep the lock for the interval, so that later changes are coalesced."""
+        """Write the differences, then hold the lock for the interval, so that later changes are coalesced."""
         async with self._turn:
             desired = self._desired()
             if desired and await self._bring_to(desired):
@@ -123,7 +123,7 @@ class NodeReport:
             self._come_back_for_labels()
 
     def _come_back_for_labels(self) -> None:
-        """Schedule a write for when overwritten labels may be restored."""
+        """Schedule a write at the time when the rate limit allows overwritten labels to be restored."""
         if self._waking:
             self._waking.cancel()
         loop, wait = asyncio.get_running_loop(), self._labels.wait_seconds()
@@ -141,12 +141,12 @@ class NodeReport:
         return desired
 
     def _labelled(self) -> str | None:
-        """Return the group in the node's label, empty without a label; None if the node was not read yet."""
+        """Return the CPU group in the node's label, empty without a label; None if the node was not read yet."""
         node = self._newest_known()
         return None if node is None else (node.metadata.labels or {}).get(CPU_GROUP_LABEL, "")
 
     async def _bring_to(self, desired: DesiredNode) -> bool:
-        """Patch the differences; return whether there were any. On a conflict the node is read again."""
+        """Patch the fields that differ; return whether any did. On a conflict read the node again and retry."""
         for _ in range(TRIES):
             node = await self._newest()
             try:

@@ -1,4 +1,4 @@
-"""Patches from the actual to the desired Node object; fields of other writers are never changed. Pure."""
+"""Patches from the actual to the desired Node object, without fields of other writers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent.report.desired_node import DesiredNode
     from agent.report.node_types import Condition, Node, Taint
 
-# Largest amount of a resource; kube-apiserver 1.37 refuses 1.8 * 10**16: "must be an integer".
+# Largest published quantity of a resource; kube-apiserver 1.37 refuses 1.8 * 10**16: "must be an integer".
 MOST: Final = 10**15
 
 
@@ -50,9 +50,9 @@ def _status_patch(node: Node, desired: DesiredNode, now: str) -> dict[str, Any] 
 
 
 def _quantity(number: int) -> str:
-    """Return a number as the API server writes it: 1000 would be read back as 1k, and differ for ever.
+    """Return a number in the API server's form, as 1000 is read back as 1k, which would look like a difference.
 
-    Pods may request any numbers, and the API server refuses the whole write of a node if one number is too large.
+    It is at most MOST: pods may request any number, and the API server refuses a whole write if one is too large.
     """
     number = min(number, MOST)
     suffixes = iter(("", "k", "M", "G", "T", "P"))
@@ -63,14 +63,14 @@ def _quantity(number: int) -> str:
 
 
 def _other_resources(node: Node, desired: DesiredNode) -> set[str]:
-    """Return the resources to remove by their prefix, such as those of device resources that no longer exist."""
+    """Return the node's resources to remove by prefix (`DesiredNode.no_other_resources`), as of removed devices."""
     prefix, status = desired.no_other_resources, node.status
     present = {*(status.capacity or {}), *(status.allocatable or {})} if prefix else set[str]()
     return {name for name in present - desired.resources.keys() if name.startswith(prefix)}
 
 
 def _filled(**parts: Any) -> dict[str, Any]:
-    """Return the parts that are not empty."""
+    """Return the keyword arguments that are not empty, as a dict."""
     return {name: part for name, part in parts.items() if part}
 
 
@@ -117,7 +117,7 @@ def _spec_patch(node: Node, desired: DesiredNode) -> dict[str, Any] | None:
 
 
 def _is_unwanted(taint: Taint, desired: DesiredNode) -> bool:
-    """Return whether to remove a taint: one of the agent's that is not desired, or replaced by a desired one."""
+    """Return whether to remove a taint: a taint of the agent that is not desired, or that a desired one replaces."""
     return (
         taint.key in desired.no_taint_keys
         or any(_is_same(taint, other) for other in desired.no_taints)

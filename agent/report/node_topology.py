@@ -1,10 +1,10 @@
 """Publish a NodeResourceTopology, from which scheduler-plugins' filter reads the free resources of each NUMA node.
 
-The filter judges each zone on its own, so a zone reports the free CPUs that `single` may take there. The filter
+The filter checks each zone on its own, so a zone reports the free CPUs that `single` may take there. The filter
 refuses every container that requests a resource which the node has but no zone reports (measured with v0.34.7:
 `cpu` and `memory`, of pods of any QoS class). So each zone also reports the whole node's amount of every resource
-that a kubelet could align: corepin aligns none of them, and a Guaranteed pod larger than a NUMA node is placed as
-it would be without the filter.
+that a kubelet could align. corepin aligns none of them, so the filter then never refuses a pod for these resources,
+even a Guaranteed pod larger than a NUMA node.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Topology(msgspec.Struct):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether a corepin agent wrote it: other programs publish topologies too."""
+        """Return whether a corepin agent wrote the object, by its label: other programs publish topologies too."""
         return OURS.items() <= (self.metadata.labels or {}).items()
 
 
@@ -102,7 +102,7 @@ def _resource(name: str, capacity: str, allocatable: str, available: str) -> Map
 
 
 class TopologyReport:
-    """Writes the object when it changes, at most once per interval. An agent that only observes writes none."""
+    """Writes the node's NodeResourceTopology when it changes, at most once per interval; observing agents have none."""
 
     def __init__(
         self, api: Api, node: str, clock: Clock = Clock(), interval_seconds: float = INTERVAL_SECONDS
@@ -121,7 +121,7 @@ class TopologyReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Update the object, then raise Later to check it again for foreign changes."""
+        """Update the object, then always raise Later, so that it is checked again for foreign changes."""
         if not state.is_synchronised:
             return  # keep the object that was written before
         try:
@@ -141,10 +141,10 @@ class TopologyReport:
         await self._remove(await self._read())
 
     async def _bring_to(self, state: NodeState) -> bool:
-        """Write the difference; return whether there was any."""
+        """Create, patch or remove the object if it differs from the state; return whether it was written."""
         node = await self._newest_node()
         if self._complaint:
-            return False  # the next look checks again
+            return False  # the next read of the object checks this again
         if self._there and not self._there.is_ours:
             self._complain("another program publishes the topology of this node: stop it there")
             return False
@@ -158,7 +158,7 @@ class TopologyReport:
         return await (self._change(self._there, desired) if self._there else self._create(desired))
 
     async def _newest_node(self) -> Node:
-        """Return the node; read it and the object again after a while."""
+        """Return the cached node; if LOOK_SECONDS have passed, first read it and the topology object again."""
         now = self._clock.monotonic()
         if self._node is None or now >= self._look_again:
             self._node = await decode_any(_node, await self._api.get(self._node_path))
@@ -185,7 +185,7 @@ class TopologyReport:
         return True
 
     async def _change(self, there: Topology, desired: Mapping[str, Any]) -> bool:
-        """Replace one version of the object; raise Conflict if another writer changed it."""
+        """Patch the object that was read as `there`; raise Conflict if another writer has changed it since."""
         metadata = {**desired["metadata"], "resourceVersion": there.metadata.resource_version}
         answer = await self._api.patch(self._path, {**desired, "metadata": metadata})
         self._there = await decode_any(_topology, answer)

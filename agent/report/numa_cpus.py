@@ -17,5 +17,5 @@ def zone_cpus(state: NodeState) -> tuple[ZoneCPUs, ...]:
 
 
 def free_cpus(state: NodeState) -> int:
-    """Return the sum of the CPUs that claims with `single` could take on all NUMA nodes."""
+    """Return the number of free CPUs for claims with NUMA policy `single`, summed over all NUMA nodes."""
     return cpus.free_cpus(state.exclusive_pool, state.free, state.shared)

@@ -1,4 +1,4 @@
-"""Backoff per object: an object whose reports the API server refuses delays no other.
+"""Backoff per object, so that an object whose reports the API server refuses does not delay others.
 
 The objects are pods, or namespaces of events. Retries of all waiting objects share one rate limit.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from apiserver.errors import APIError
 
-# between two retries for any objects, so that many refused pods cause no more requests than one
+# between two retries of any objects, so that many refused pods cause no more requests than one
 BETWEEN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0
@@ -41,7 +41,7 @@ class _Refused:
 
 
 class ObjectBackoff:
-    """Remembers which objects were refused, and when to retry each."""
+    """The objects that were refused, and when to retry each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ class ObjectBackoff:
         return key in self._refused
 
     def refuse(self, key: str, error: APIError, version: str = "") -> bool:
-        """Delay an object, longer each time; return whether the reason is new."""
+        """Delay the next try of an object, with exponential backoff; return whether the error's text is new."""
         now = self._clock.monotonic()
         refused = self._refused.setdefault(key, _Refused())
         is_news = refused.reason != str(error)
@@ -76,16 +76,18 @@ class ObjectBackoff:
     def turns(self, versions: Mapping[str, str]) -> list[str]:
         """Return the objects to retry now, in this order, until one is refused again; none if it is too early.
 
-        An object whose version changed since the refusal is due at once; after one success the others are due too.
+        An object whose version changed since the refusal is due at once. If the first object is due, all are returned,
+        because one success shows that the API server accepts reports again.
         """
         now = self._clock.monotonic()
         order = sorted((self._due(key, versions), key) for key in self._refused)
         return [key for _, key in order] if order and order[0][0] <= now >= self._next else []
 
     def _due(self, key: str, versions: Mapping[str, str]) -> float:
-        """Return the time since which an object is due.
+        """Return the monotonic time at which an object is due.
 
-        For an object that keeps changing it is the time of its refusal, so that it delays no other object.
+        If the object has changed since its refusal, this is the time of the refusal. A later time would let an object
+        that keeps changing delay others.
         """
         refused = self._refused[key]
         return refused.due if versions.get(key, "") == refused.version else refused.since

@@ -1,7 +1,7 @@
 """Rate limit for restoring node labels that other programs overwrite, as KubeVirt's handler does every minute or two.
 
-A label is restored at once, but no more than six times per window: the agent does not fight a program that overwrites
-it in a loop. Other writes to the node do not wait for labels.
+A label is restored at once, but at most WRITES times per window, so that a program that overwrites it in a loop does
+not cause a loop of writes here. Other writes to the node do not wait for labels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class OverwrittenLabels:
-    """Remembers labels that had the desired value, so that a later different value is another writer's change."""
+    """Labels that had their desired value once, so that another value later is known to be a foreign write."""
 
     def __init__(self, clock: Clock, metrics: Metrics, window_seconds: float = WINDOW_SECONDS) -> None:
         self._clock = clock

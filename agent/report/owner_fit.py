@@ -1,7 +1,7 @@
-"""Limit the owners of CPUs to those that fit into the annotation of a Node beside other annotations. Pure.
+"""Limit the owners of CPUs in a Node's annotation, so that the Node has room for other annotations. Pure.
 
-The API server refuses a write that leaves a Node with more than 256 KiB of annotations, so conditions and
-resources could not be updated either. A pod that requests one CPU may have 199 init containers, each an owner.
+The API server refuses a write that leaves a Node with more than 256 KiB of annotations, which would also stop updates
+of conditions and resources. A pod that requests one CPU may have 199 init containers, each an owner.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from published.node_pools import Owner
 
-# Size of the owners' JSON: 300 with the longest names, more than 800 with usual ones.
+# Size of the owners' JSON, enough for 300 owners with the longest names or 800 with usual ones.
 MOST_BYTES: Final = 128 * 2**10
 _MARKS: Final = 4  # bytes besides a name and its owner: quotes, colon, comma
 
 
 def fitting_owners(owners: Mapping[str, Owner], most: int = MOST_BYTES) -> dict[str, Owner]:
-    """Return the owners that fit; the namespaces that take the most room lose their last owners by name."""
+    """Return the owners that fit into `most` bytes of JSON; the largest namespaces lose their last owners by name."""
     sizes = {name: len(name) + len(msgspec.json.encode(owner)) + _MARKS for name, owner in owners.items()}
     if sum(sizes.values()) <= most:
         return dict(owners)

@@ -3,11 +3,11 @@
 Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container
 runs, because an earlier annotation would be rewritten at once. If the creation of a container was rejected, its pod
 gets the annotation as soon as the container may start, because the kubelet retries at once when the pod changes, and
-after some seconds at the latest, so that operators see its CPUs beside a lasting conflict. The refusal that the
-kubelet has not named the devices yet would be rewritten soon too, so it is written only after some seconds. A pod
-with a gate gets the annotation immediately and keeps it; an empty annotation opens the gate. Facts that change
-without the pod (the shared set, except for containers that may also use it; tasks that come and go) are left out, so
-that one change of a pod is one PATCH. Times and the details of a refusal are only updated when other content changes.
+after some seconds at the latest, so that operators see its CPUs while a conflict lasts. The refusal that the kubelet
+has not named the devices yet usually ends soon, so it is written only after some seconds. A pod with a gate gets the
+annotation immediately and keeps it; an empty annotation opens the gate. Facts that change without the pod are left
+out, so that one change of a pod is one PATCH: the shared set, except for containers that may also use it, and tasks
+that start and exit. Times and the details of a refusal are only updated when other content changes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 NEW: Final = Container()
 _DETAILS: Final = re.compile(r"/\S+|[0-9][0-9,-]*")
 _SEPARATOR: Final = re.compile("[:;] ")
-# Delay after which a pod with CPUs is reported though its container is still rejected.
+# Delay after which a pod with CPUs is reported although its container is still rejected.
 BLOCKED_SECONDS: Final = 5.0
 SHOWN_SECONDS: Final = 1.0  # longest wait for a pod that the watch lacks, while another one is blocked
-_OTHERS: Final = "and  more"  # end of a truncated list, without its number
+_OTHERS: Final = "and  more"  # last entry of a truncated list, after its number is removed
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +73,12 @@ _object = msgspec.json.Decoder(_Object)
 
 
 def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) -> str | None:
-    """Return the annotation of a pod that has been blocked for some seconds; None if it holds no CPUs and was refused none.
+    """Return the text of a pod's annotation; None if the pod gets none.
 
-    The old text stays if only times differ, or only the number of free CPUs in an unchanged refusal.
+    `before` is the annotation's current text, `blocked_seconds` the time for which a container was rejected although
+    the pod has its CPUs.
+
+    `before` is returned if only times differ, or only the number of free CPUs in an unchanged refusal.
     """
     if not pod.is_reported or (before is None and _is_waiting(pod, blocked_seconds)):
         return None
@@ -96,7 +99,7 @@ def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) 
 
 
 def _as_ascii(status: PodStatus) -> str:
-    """Return the text in ASCII, though a message repeats a user's text: Python stores other texts in up to four times the memory."""
+    """Return the status as JSON in ASCII. Python needs up to four times the memory for text that is not ASCII."""
     text = encode(status).decode()
     return text if text.isascii() else json.dumps(msgspec.json.decode(text), separators=(",", ":"))
 
@@ -106,30 +109,29 @@ def _refusals(pod: PodState) -> list[Refused]:
 
 
 def _is_blocked(pod: PodState) -> bool:
-    """Return whether a pod has its CPUs, and a container of it is still rejected, because others have not left them."""
+    """Return whether a pod has its CPUs, but a container is still rejected because others run on these."""
     return pod.is_held_back and not _refusals(pod)
 
 
 def _is_waiting(pod: PodState, blocked_seconds: float) -> bool:
-    """Return whether a pod has nothing to report: no container runs, is gated, or was refused for more than a moment.
+    """Return whether a pod without the annotation does not need it yet.
 
-    A claim that the kubelet does not prepare is reported, and so are the CPUs of a pod of which a container was
-    rejected before, because the write makes the kubelet retry at once. While the container would still be rejected the
-    report waits for BLOCKED_SECONDS at most, because the next retry comes only after the kubelet's backoff.
+    A pod needs it once a container runs, while it is gated, or if a refusal is not a usual one of its start. A claim
+    that the kubelet does not prepare is reported too. So are the CPUs of a pod of which a container was rejected,
+    because the write makes the kubelet retry at once. While the retry would be rejected too, the report waits for at
+    most BLOCKED_SECONDS, because the next retry comes only after the kubelet's backoff.
     """
     refusals = _refusals(pod)
     is_ready = not refusals and (not pod.is_held_back or blocked_seconds >= BLOCKED_SECONDS)
     is_late = any(claim.times.tries for claim in pod.claims) or (pod.was_rejected and is_ready)
-    is_refused = not all(
-        map(is_usual, refusals)
-    )  # the end of a usual refusal would rewrite the status at once
+    is_refused = not all(map(is_usual, refusals))  # a usual refusal ends soon, which would need another write
     return not (is_refused or pod.is_gated or pod.vm or is_late) and not any(
         container.proof for container in pod.containers
     )
 
 
 def _container(state: ContainerState, old: Container, vm: VMState | None) -> Container:
-    """Return the status of a container, without facts that other containers change.
+    """Return the status of a container, without facts that change with other containers.
 
     A noise level and a not-quiet reason that are not known keep their old values; a noise level of the same kind
     keeps its start time.
@@ -149,7 +151,7 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
             not_quiet=_steady(new.not_quiet, old.not_quiet),
             not_kept=_steady(new.not_kept, old.not_kept),
         )
-    if new.devices and not new.devices_asked:  # an earlier agent asked
+    if new.devices and not new.devices_asked:  # an earlier agent asked the kubelet
         new = replace(new, devices_asked=old.devices_asked, devices_named=old.devices_named)
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)
@@ -157,21 +159,21 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
 
 
 def _steady(new: str, old: str) -> str:
-    """Return the old reason if only its details changed, such as interrupt names, which vary each round."""
+    """Return `old` if `new` differs only in details, such as the names of interrupts, which vary each round."""
     return old if new and new != old and _causes(new) == _causes(old) else new
 
 
 def _causes(reason: str) -> frozenset[str]:
-    """Return the parts of a reason without paths, numbers, cut parts and counts of further parts."""
+    """Return the parts of a reason without details: paths, numbers, a truncated last part, counts of further parts."""
     parts = [part.strip() for part in _SEPARATOR.split(_DETAILS.sub("", reason))]
     is_cut = len(parts) > 1 and (reason.endswith("...") or parts[-1] == _OTHERS)
     return frozenset(parts[:-1] if is_cut else parts)
 
 
 def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applied:
-    """Return when and by which path the CPUs changed; the unpinned time may be known only later.
+    """Return since when and by which path a container has its CPUs; the unpinned time may be added later.
 
-    CPUs that follow the shared set are left out while the container is on them.
+    CPUs of the shared set are left out while the container runs on its CPUs.
     """
     own = state.sandbox.own if state.sandbox else state.cpus
     cpus = str(own if state.is_pinned else proof.cpus)
@@ -182,7 +184,7 @@ def _applied(state: ContainerState, proof: Proof, old: Applied | None) -> Applie
 
 
 def _vm(vm: VMState, old: Machine | None) -> Machine:
-    """Return the CPUs of a machine's threads, and since when; threads that follow the shared set are left out."""
+    """Return the CPUs of a virtual machine's threads with the start time; threads on the shared set are left out."""
     new = replace(
         parts.machine(vm),
         emulator=str(vm.emulator) if vm.emulator <= vm.cpus else "",
@@ -202,7 +204,7 @@ def _refusal(refused: Refused, old: Refusal | None) -> Refusal:
 
 
 def _read(text: str | None) -> PodStatus:
-    """Decode the status annotation; return an empty status if it is damaged, of another version or by another program."""
+    """Decode the status annotation; return an empty status if it is damaged or of another version."""
     try:
         return decode_status(PodStatus, text or "{}")
     except AnotherVersion:
@@ -218,7 +220,7 @@ class PodReport:
         self._source = pods
         self._written: dict[
             str, tuple[int, str | None]
-        ] = {}  # by uid: resourceVersion at the time, annotation
+        ] = {}  # by uid: resourceVersion after the agent's last write, and the text written
         # Pods with the annotation, by uid, also those that the watch no longer shows.
         self._annotated: dict[str, Pod] = {}
         self._backoff = ObjectBackoff(clock)
@@ -228,7 +230,7 @@ class PodReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Update every pod except those in backoff after a refusal; raise Later while there are any."""
+        """Update every pod whose annotation changed; raise Later while pods are in backoff or the watch lacks some."""
         shown = self._source.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in shown}
         seconds = self._note_blocked(state)
@@ -240,7 +242,7 @@ class PodReport:
         self._check_complete(state, seconds)
 
     def _note_blocked(self, state: NodeState) -> float | None:
-        """Record since when pods are blocked; return the seconds until the next of them is reported, None without one."""
+        """Record since when pods are blocked; return the seconds until the next one is reported, None without one."""
         now = self._clock.monotonic()
         blocked = (pod.uid for pod in state.pods if _is_blocked(pod))
         self._blocked = {uid: self._blocked.get(uid, now) for uid in blocked}
@@ -264,7 +266,7 @@ class PodReport:
                 return
 
     async def _attempt(self, pod: Pod, text: str | None) -> APIError | None:
-        """Write one pod's annotation; return why it was refused. Failures of the API server as a whole are raised."""
+        """Write one pod's annotation; return the error if it was refused, else None; raise if all writes fail."""
         try:
             await self._write(pod, text)
         except (RefusedByAPI, Failed) as error:
@@ -278,7 +280,7 @@ class PodReport:
         return None
 
     async def _clear_finished(self) -> None:
-        """Remove the annotation from finished pods, which the watch no longer shows, if they still exist."""
+        """Remove the annotation from finished pods that still exist; the watch no longer shows them."""
         shown = self._source.pods()
         for uid, pod in list(self._annotated.items()):
             if uid not in shown:
@@ -305,7 +307,7 @@ class PodReport:
             raise Later("a container is rejected while others run on its CPUs", seconds)
 
     async def reset(self) -> None:
-        """Remove the annotation from every pod of the node, by a new list; raise the first refusal."""
+        """Remove the annotation from every pod of the node, as newly listed; raise the first refusal."""
         decoder, failed = PodDecoder(), list[APIError]()
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
         async for page in pages(self._api, PODS, selector, METADATA_LIST):
@@ -357,5 +359,5 @@ def _annotation(pod: Pod) -> str | None:
 
 
 def _number(version: str) -> int:
-    """Return a resourceVersion as a number; those of one kind are comparable (KEP-5504)."""
+    """Return a resourceVersion as a number, to compare it with another of the same kind (KEP-5504)."""
     return int(version) if version.isdecimal() else 0

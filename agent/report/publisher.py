@@ -1,4 +1,7 @@
-"""Distribute each node state to the reporters, one task each: a slow reporter delays no other and skips to the newest state."""
+"""Distribute each node state to the reporters, one task each.
+
+A slow reporter delays no other, and skips to the newest state.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Exception):
-    """Part of a report must be retried later, independently of other parts; `refused` counts its objects."""
+    """Raised if part of a report must be retried later; `refused` is the number of objects that were refused."""
 
     def __init__(self, reason: str, seconds: float | None = None, refused: int = 0) -> None:
         super().__init__(reason)
@@ -68,7 +71,7 @@ class Publisher:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Start no report until the block ends, because a pass needs the CPU and brings a newer state."""
+        """Start no report inside the block, because a reconcile pass needs the CPU and will submit a newer state."""
         self._free.clear()
         try:
             yield
@@ -101,7 +104,7 @@ class Publisher:
             news.set()
 
     async def _publish(self, reporter: Reporter) -> None:
-        """Publish the newest state; raise Later, or another error when nothing can be published now."""
+        """Publish the newest state with one reporter; raise Later or the reporter's error if it must be retried."""
         if self.state is None:
             return
         name = type(reporter).__name__
@@ -123,7 +126,7 @@ class Publisher:
         self._metrics.show_refused(name, 0)
 
     async def _wait(self, news: asyncio.Event, seconds: float) -> None:
-        """Wait for the given time, or until a new state."""
+        """Wait for these seconds, or until there is a new state."""
         waits = [asyncio.ensure_future(self._sleep(seconds)), asyncio.ensure_future(news.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""Publish the CPUs that ResourceClaims can have in one ResourceSlice, from which the scheduler allocates claims.
+"""Publish the CPUs for ResourceClaims in one ResourceSlice, from which the scheduler allocates claims.
 
-The kubelet deletes all slices of its node when it starts, and those of a driver that is away for 30 s: the slice is
-watched, and written again. An API server silently drops fields whose feature gate is off, so the stored slice is
-read back: without `allowMultipleAllocations` a claim for 4 CPUs would get a whole NUMA node.
+The kubelet deletes all slices of its node when it starts, and those of a driver that is disconnected for 30 s, so the
+slice is watched, and written again. An API server silently drops fields whose feature gate is off, so the stored slice
+is read back: without `allowMultipleAllocations` a claim for 4 CPUs would get a whole NUMA node.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class Slice(msgspec.Struct):
-    """The fields of a ResourceSlice that are read."""
+    """The fields of a ResourceSlice that the agent reads."""
 
     metadata: _Meta
     spec: _Spec
 
     @property
     def has_cpus(self) -> bool:
-        """Return whether its devices have CPUs."""
+        """Return whether any device of the slice has CPUs."""
         driver = self.spec.driver
         return any(cpus_of_device(driver, device) is not None for device in self.spec.devices or ())
 
@@ -80,7 +80,7 @@ _node = msgspec.json.Decoder(_Node)
 
 
 def slice_name(node: str) -> str:
-    """Return the name of a node's slice, which is always the same."""
+    """Return the name of a node's slice, which is the same after each restart."""
     name = f"{node}-{DRA_DRIVER}"
     if len(name) <= LONGEST_NAME:
         return name
@@ -89,7 +89,7 @@ def slice_name(node: str) -> str:
 
 
 class SliceReport:
-    """Keeps the slice of the agent's own node, at most one write per interval. An agent that observes has none."""
+    """Keeps the ResourceSlice of the agent's node up to date, one write per interval; observing agents have none."""
 
     def __init__(self, api: Api, node: str, interval_seconds: float = INTERVAL_SECONDS) -> None:
         self._api = api
@@ -101,7 +101,7 @@ class SliceReport:
         self._owner: dict[str, Any] | None = None
         self._state: NodeState | None = None
         self._generation = 0
-        # Devices as they were sent last and as the API server stored them: it may set fields that the agent does not know.
+        # Devices as sent last and as the API server stored them, which may set fields that the agent does not know.
         self._sent: list[dict[str, Any]] = []
         self._stored: list[dict[str, Any]] = []
         self._complaint = ""  # why the agent publishes no ResourceSlice
@@ -113,11 +113,11 @@ class SliceReport:
         self.writes = 0
 
     def look_again(self) -> None:
-        """Compare the slice with the desired one, because the kubelet has just registered the driver."""
+        """Compare the slice with the desired one soon, because the kubelet has just registered the driver."""
         self._changed.set()
 
     async def publish(self, state: NodeState) -> None:
-        """Bring the slice to the desired state, and start to keep it there."""
+        """Store the state, and start or wake the task that writes the slice."""
         if not state.is_synchronised or not self._is_served:
             return  # keep the slice that was written before
         self._state = state
@@ -135,7 +135,7 @@ class SliceReport:
         await self._remove()
 
     async def _has_group(self) -> bool:
-        """Return whether the API server knows slices; it is asked once."""
+        """Return whether the API server has the resource ResourceSlice; log it if not."""
         try:
             await self._api.get(SLICES, {"limit": "1", "fieldSelector": f"spec.nodeName={self._node}"})
         except Gone:
@@ -171,7 +171,7 @@ class SliceReport:
             await asyncio.sleep(wait)
 
     async def _write(self) -> bool:
-        """Write the difference; return whether there was any."""
+        """Create, replace or remove the slice if it differs from the state; return whether it was written."""
         state = self._state
         if state is None or not self._is_served:
             return False
@@ -201,7 +201,7 @@ class SliceReport:
         return next((it for it in self._slices.items.values() if it.metadata.name == self._name), None)
 
     def _other_driver(self) -> bool:
-        """Return whether another CPU driver publishes this node's CPUs, which would be assigned twice."""
+        """Return whether another driver publishes CPUs of this node; log it, as CPUs could be assigned twice."""
         others = sorted(
             it.spec.driver
             for it in self._slices.items.values()
@@ -222,7 +222,7 @@ class SliceReport:
     async def _replace(
         self, there: Slice | None, devices: list[dict[str, Any]], owner: dict[str, Any]
     ) -> None:
-        """Create or replace the slice, and remove it again if fields were dropped."""
+        """Create or replace the slice; remove it again if the API server dropped fields."""
         newest = max(self._generation, there.spec.pool.generation if there else 0)
         self._generation = newest + 1
         pool = {"name": self._node, "generation": self._generation, "resourceSliceCount": 1}
@@ -239,7 +239,7 @@ class SliceReport:
             else:
                 answer = await self._api.create(SLICES, document)
         except (Conflict, Gone):
-            self._owner = None  # the watch brings the newest slice, and another attempt follows
+            self._owner = None  # the watch will show the newest slice, and the caller retries
             raise
         self.writes += 1
         self._sent, self._stored = devices, (await decode_any(_slice, answer)).spec.devices or []
@@ -248,7 +248,7 @@ class SliceReport:
             await self._withdraw()
 
     async def _withdraw(self) -> bool:
-        """Remove the slice, and publish no other."""
+        """Remove the slice and publish no more; return whether there was one."""
         self._complain(GATE_OFF)
         removed = await self._remove()
         self._is_served = False

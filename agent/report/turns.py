@@ -1,17 +1,18 @@
-"""Staggered refresh: agents that started together rewrite unchanged objects at different times. Pure."""
+"""Staggered refresh: agents of different nodes rewrite unchanged objects at different times. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 from zlib import crc32
 
-AT_LEAST: Final = 1.0  # seconds; a shorter wait means that this interval's turn is being served now
+AT_LEAST: Final = 1.0  # seconds; a shorter wait means that the write of this interval is being done now
 
 
 def next_turn(node: str, now: float, interval: float) -> float:
-    """Return when a node rewrites an unchanged object: at an offset of its own in each interval.
+    """Return the monotonic time at which a node next rewrites an unchanged object, at its own offset in each interval.
 
-    All agents start together after an update, and after an outage of the API server. A node's offset never changes.
+    Otherwise agents that start together, as after an update or an outage of the API server, would all write at once.
+    A node's offset never changes.
     """
     own = crc32(node.encode()) / 2**32 * interval
     wait = interval - (now - own) % interval

@@ -1,4 +1,4 @@
-"""Set the condition on the Node of an agent that waits for its configuration; nothing else of the Node is touched."""
+"""Set the Degraded condition on the Node while the agent waits for its configuration; change nothing else."""
 
 from __future__ import annotations
 
