@@ -1,4 +1,4 @@
 """The threads of virtual machines: their roles and affinities.
 
-No VMM is queried: its monitor accepts one client, which is not this agent.
+The agent does not query a VMM's monitor, because the monitor accepts only one client, such as libvirt or Kata.
 """

@@ -1,4 +1,4 @@
-"""VMM processes of Kata sandboxes that are not READY, which the runtime does not list (interface `BootingMachines`).
+"""Affinity of VMM processes of Kata sandboxes that boot, which the runtime does not list (interface `BootingMachines`).
 
 Kata starts the VMM from its shim, after it moved the shim into the sandbox's cgroup below the pod's, or into a cgroup
 for overhead. Threads and child processes inherit the affinity of the thread that starts them.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 BOUND: Final = Bound(rounds=8, listed=MOST_THREADS)  # the next poll moves threads that started since
 OVERHEADS: Final = ("/kata_overhead", "/kata.slice/kata-overhead.slice")
-# users may write it for static pods, so it must not become a path
+# a pod's uid; users may choose it for static pods, so it must not contain a path
 _UID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}")
 _QOS: Final = re.compile(r"(?:.*-)?(?:burstable|besteffort)(?:\.slice)?")
 _SLICE: Final = ".slice"
@@ -57,7 +57,7 @@ class KernelBootingMachines:
         self._boot_time = boot_time
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Set `cpus` on every thread that may run elsewhere; return the machines with a moved thread."""
+        """Set the affinity `cpus` on every thread that may run elsewhere; return the VMMs with a moved thread."""
         reads = SharedReads(self._roots)
         pids = ids_in(self._roots.hierarchy, self._cgroups(scope), PROCS)
         return tuple(moved for pid in islice(pids, MOST_PROCESSES) if (moved := self._put(reads, pid, cpus)))
@@ -78,7 +78,7 @@ class KernelBootingMachines:
         return None
 
     def _move(self, process: Process, cpus: CPUSet) -> CPUSet:
-        """Move the threads; return where the moved ones could run before.
+        """Move the threads to these CPUs; return the CPUs on which moved threads could run before.
 
         The next poll finds threads that started in between.
         """
@@ -94,7 +94,7 @@ class KernelBootingMachines:
         return union(before[task] for task, found in moved.masks.items() if found <= cpus)
 
     def _cgroups(self, scope: BootScope) -> Iterator[str]:
-        """Yield the pods' cgroups, and the overhead cgroups of sandboxes that are not listed."""
+        """Yield the cgroups of the pods, and the overhead cgroups of sandboxes that the runtime does not list."""
         hierarchy = self._roots.hierarchy
         if hierarchy is None:
             return
@@ -112,7 +112,7 @@ class KernelBootingMachines:
 
 
 def _pod_names(parent: str, uid: str) -> Iterator[str]:
-    """Yield the possible names of a pod's cgroup, by the kubelet's cgroup driver."""
+    """Yield the name of a pod's cgroup below its parent, as systemd's slice or as cgroupfs folder."""
     above = parent.rpartition("/")[2]
     if above.endswith(_SLICE):
         yield f"{above.removesuffix(_SLICE)}-pod{uid.replace('-', '_')}{_SLICE}"

@@ -1,7 +1,7 @@
 """Find the VMM process of a pod: of KubeVirt's compute container, or of a Kata sandbox.
 
-Process names prove nothing alone: only processes in the pod's cgroups, or outside of all containers, are candidates.
-The start time is kept to detect reuse of the pid.
+Any process may choose its name, so only processes in the pod's cgroups or outside of all containers are candidates.
+The start time is stored to detect reuse of the pid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.vm.shared_reads import Command, Roots, SharedReads
     from pinning.guests.threads import GuestShape, Kind
 
-# enough for a guest with hundreds of devices; bounded, because users control the command line
+# bytes of a command line, for a guest with hundreds of devices; bounded, because users control it
 MOST_COMMAND_BYTES: Final = 2**19
 MOST_PROCESSES: Final = 256  # processes examined in one container or sandbox; KubeVirt's have a dozen
 _FIRST_WORDS: Final = 64  # words of a command line: libvirt's guest name is the third
@@ -43,7 +43,7 @@ class Sandbox:
 def find_container_vmm(reads: SharedReads, cgroup: str) -> VMM | None:
     """Return the QEMU process of KubeVirt's compute container.
 
-    None if there is none yet. libvirt also starts short-lived ones to probe QEMU's features; these have no guest name.
+    Returns None if it does not run yet. QEMU processes that libvirt starts to probe features have no guest name.
     """
     commands = _commands(reads, ids_in(reads.roots.hierarchy, [cgroup], PROCS))
     guests = [command for command in commands if kind_of(command.program) == "qemu" and _guest_name(command)]
@@ -53,8 +53,8 @@ def find_container_vmm(reads: SharedReads, cgroup: str) -> VMM | None:
 def find_sandbox_vmm(reads: SharedReads, sandbox: Sandbox) -> VMM | None:
     """Return the VMM of a Kata sandbox; None if none or several match.
 
-    The runtime's pid counts only if the process names the sandbox or is in its cgroup, because the pid may have been
-    reused.
+    The pid from the runtime is used only if the process names the sandbox or is in its cgroup, because the pid may have
+    been reused.
     """
     inside = ids_in(reads.roots.hierarchy, sandbox.cgroups, PROCS)
     said = _commands(reads, [sandbox.pid] if sandbox.pid else [])
@@ -72,7 +72,7 @@ def find_sandbox_vmm(reads: SharedReads, sandbox: Sandbox) -> VMM | None:
 
 
 def _parents(reads: SharedReads, commands: list[Command]) -> list[Command]:
-    """Return the processes whose parent is not among them, because crosvm runs each device in a child process."""
+    """Return the processes that are no child of another one, because crosvm runs each device in a child process."""
     pids = {command.pid for command in commands}
     return [command for command in commands if reads.parent(command.pid) not in pids - {command.pid}]
 
@@ -107,7 +107,7 @@ def _guest_name(command: Command) -> str:
 
 
 def ids_in(hierarchy: Hierarchy | None, cgroups: Iterable[str], file: str) -> list[int]:
-    """Return the ids in one file of cgroups and their children, ascending; removed cgroups are skipped."""
+    """Return the process or thread ids in a file of cgroups and of their children, ascending; skip removed cgroups."""
     if hierarchy is None:
         return []
     return sorted({number for cgroup in cgroups for number in ids_below(hierarchy.folder(cgroup), file)})

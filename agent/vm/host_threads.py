@@ -22,10 +22,10 @@ _TIMER: Final = "kvm-pit/"
 
 
 def vhost_threads(reads: SharedReads, own: frozenset[int], cgroups: Iterable[str]) -> Iterator[VMThread]:
-    """Yield the kernel's vhost threads of a process with these threads.
+    """Yield the kernel's vhost threads of the process whose thread ids are `own`.
 
-    Before Linux 6.4 they are children of kthreadd, with the creating thread's id in their name, and in its cgroup at
-    that time.
+    Before Linux 6.4 a vhost thread is a child of kthreadd. Its name has the id of the thread that created it, and it is
+    in the cgroup in which that thread was then.
     """
     found = {thread.tid: thread for thread in reads.kernel_threads if _number(thread.name) in own}
     hierarchy = reads.roots.hierarchy
@@ -43,16 +43,16 @@ def _of_kernel(thread: KernelThread, role: Role) -> VMThread:
 
 
 def count_vhost_threads(reads: SharedReads, own: Container[int]) -> int:
-    """Count the kernel's vhost threads with the id of one of these threads in their name."""
+    """Return the number of kernel threads whose name has the id of one of these threads."""
     return sum(_number(thread.name) in own for thread in reads.kernel_threads)
 
 
 def pit_threads(reads: SharedReads, vmm: VMM) -> tuple[list[VMThread], str]:
-    """Return the kernel's timer thread of a VMM, which has the VMM's namespaced pid in its name.
+    """Return the kernel's timer thread (kvm-pit) of a VMM, or no thread with the reason if the match is not certain.
 
-    Returns no thread, with the reason, if the match is not certain. VMMs in other namespaces may have the same
-    pid, and not every guest has a timer thread, so several threads may match, or the match may belong to another
-    VMM. Threads older than the VMM are not its own.
+    The thread's name has the pid of the VMM in its own pid namespace. VMMs in other namespaces may have the same pid,
+    and not every guest has a timer thread, so several threads may match, or the match may belong to another VMM.
+    Threads older than the VMM are left out.
     """
     timers = [thread for thread in reads.kernel_threads if thread.name.startswith(_TIMER)]
     if not any(timer.started >= vmm.started for timer in timers):
@@ -90,7 +90,7 @@ def companion_threads(reads: SharedReads, sandbox_id: str) -> Iterator[VMThread]
 def still_outside(
     reads: SharedReads, known: VMThreads, own: frozenset[int], sandbox_id: str
 ) -> Iterator[VMThread]:
-    """Yield the threads outside of the process that an earlier reading found and that still exist, and new vhost threads."""
+    """Yield known threads outside the VMM's process that still exist, and new vhost threads."""
     there = [
         thread for thread in known.threads if thread.tid not in own and _is_there(reads, thread, sandbox_id)
     ]
@@ -100,7 +100,7 @@ def still_outside(
 
 
 def _is_there(reads: SharedReads, thread: VMThread, sandbox_id: str) -> bool:
-    """Return whether an outside thread still exists and belongs to this sandbox, because its id may have been reused."""
+    """Return whether a thread outside the VMM still exists and belongs to this sandbox: its id may have been reused."""
     if thread.role in (Role.VIRTIOFSD, Role.SHIM):
         command = reads.command(thread.process)
         if companion_role(command.program) is not thread.role or not names_sandbox(command.words, sandbox_id):
@@ -109,7 +109,10 @@ def _is_there(reads: SharedReads, thread: VMThread, sandbox_id: str) -> bool:
 
 
 def is_outside(reads: SharedReads, thread: VMThread) -> bool:
-    """Return whether an outside thread still exists: a kernel thread by name, parent and start, another by its process."""
+    """Return whether a thread outside the VMM still exists: its id may have been reused.
+
+    A kernel thread is compared by name, parent and start time, another one by start time within its process.
+    """
     if thread.role in (Role.VHOST, Role.PIT):
         found = reads.kernel_thread(thread.tid)
         return found is not None and (found.name, found.started) == (thread.name, thread.started)

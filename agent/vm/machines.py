@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pinning.guests.masks import VMMasks
     from pinning.guests.threads import VMM, GuestShape, VMThread, VMThreads
 
-# how long shared reads are reused: a sweep of all machines may take seconds on a busy node
+# time for which shared reads are reused; to read all machines may take seconds on a busy node
 NODE_SECONDS: Final = 2.0
 # Backoff of the search for a sandbox among all processes of the node, because the machines of some runtimes are on
 # another node.
@@ -39,13 +39,13 @@ LONGEST_MISSING_SECONDS: Final = 60.0
 ROUNDS: Final = 8  # rounds of pinning while new threads appear; the next poll pins the rest
 MOST_PUT: Final = 8_192  # threads pinned at once, counted again in each round; the next poll pins the rest
 BOUND: Final = Bound(ROUNDS, MOST_PUT)
-HAS_RUN_TICKS: Final = 5  # CPU time of a vCPU that proves a running guest, in ticks: its creation takes less
+HAS_RUN_TICKS: Final = 5  # CPU time of a vCPU, in ticks, that proves a running guest; its creation takes less
 NO_HOUSEKEEPING: Final = Housekeeping(EMPTY, frozenset())
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 class _Absent(NamedTuple):
-    """A machine that was not found: when to search again, and the backoff."""
+    """A machine that was not found, with the time of the next search and the backoff in seconds."""
 
     until: float
     seconds: float
@@ -58,21 +58,21 @@ class _CachedMachine:
     vmm: VMM
     shape: GuestShape | None
     threads: VMThreads
-    has_run: bool = False  # whether the guest has run: a vCPU has used CPU time
+    has_run: bool = False  # whether a vCPU has used CPU time, so that the guest runs
     masks: dict[int, CPUSet] = field(default_factory=dict)  # affinity of each thread that has not exited
     bound: set[int] = field(default_factory=set)  # ids of threads that cannot be moved
-    unlisted: str = ""  # why its threads could not be listed again; empty: they were
-    settled_at: int = 0  # number of threads when two listings in a row were equal; 0: they never were
+    unlisted: str = ""  # why its threads could not be listed at the last reading; empty: they were
+    settled_at: int = 0  # number of threads if the last two listings were equal; 0: they were not
     unplugged: tuple[int, ...] = ()  # vCPUs that a full reading confirmed after some were unplugged
 
     def take(self, threads: VMThreads, count: int) -> None:
-        """Store a listing and its thread count; a new thread may get its name a moment later."""
+        """Store a listing and its thread count; it is settled once two are equal, as new threads get names later."""
         is_settled = bool(threads.identified_by) and threads == self.threads
         self.threads, self.unlisted = threads, ""
         self.settled_at = count if is_settled and not self.missing_vcpus else 0
 
     def take_masks(self, masks: Mapping[int, CPUSet]) -> None:
-        """Store the affinities; exited threads have none."""
+        """Store the affinities by thread id; those of exited threads are empty and left out."""
         self.masks = {tid: cpus for tid, cpus in masks.items() if cpus}
         self.bound &= self.masks.keys()
 
@@ -88,7 +88,7 @@ class _CachedMachine:
 
     @property
     def expected_vcpus(self) -> int:
-        """Return the number of vCPUs by arguments and KVM, unless a full reading confirmed fewer."""
+        """Return the number of vCPUs by QEMU's arguments and KVM, or a smaller one that a full reading confirmed."""
         found = self.threads.vcpus
         if found and found == self.unplugged:
             return len(found)
@@ -96,7 +96,7 @@ class _CachedMachine:
 
     @property
     def missing_vcpus(self) -> int:
-        """Return how many vCPUs are not found while others are; 0 if none is missing."""
+        """Return how many vCPUs were not found; 0 if all or none were found."""
         found = len(self.threads.vcpus)
         return self.expected_vcpus - found if found else 0
 
@@ -109,7 +109,7 @@ class _CachedMachine:
         )
 
     def ranked(self) -> Iterator[tuple[VMThread, int]]:
-        """Yield every thread with its rank within its role."""
+        """Yield every thread with its index among the vCPUs or I/O threads; 0 for other roles."""
         ranks = {tid: rank for rank, tid in enumerate(self.threads.vcpus)}
         ranks |= {tid: rank for rank, tid in enumerate(self.threads.of(Role.IOTHREAD))}
         for thread in self.threads.threads:
@@ -141,7 +141,7 @@ class KernelVirtualMachines:
         return machine.vmm.kind if machine else ""
 
     def count(self, place: VMPlace) -> int:
-        """Return the current thread count in one cheap call; 0 if the machine does not exist."""
+        """Return the current number of a machine's threads, with vhost threads, in one call; 0 if it is not known."""
         machine = self._machines.get(place)
         if machine is None:
             return 0
@@ -149,7 +149,7 @@ class KernelVirtualMachines:
         return own and own + count_vhost_threads(self._look(), machine.masks)
 
     def _count_own(self, machine: _CachedMachine) -> int:
-        """Return the thread count of its process."""
+        """Return the number of threads of a machine's process; 0 if it cannot be read."""
         try:
             return count_threads(self._roots, machine.vmm)
         except AgentError:
@@ -162,15 +162,15 @@ class KernelVirtualMachines:
             return False
         if machine.has_strayed(self._affinities):
             return True
-        try:  # listed after the masks were read, because an id that is missing now may have been another process's then
+        try:  # list after reading the affinities: an id that is missing now may have belonged to another process then
             return own_ids(self._roots, machine.vmm) != machine.threads.own_ids and not machine.unlisted
         except AgentError:
             return False
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads with their affinities; `fully` searches again for threads outside of its process.
+        """Return a machine with its threads' affinities; `fully` searches again for threads outside of its process.
 
-        If a machine cannot be listed, the threads of the last reading are returned. It must not count as exited,
+        If its threads cannot be listed, those of the last reading are returned. It must not count as exited,
         because its CPUs would then be given to other containers.
         """
         masks = None
@@ -193,7 +193,7 @@ class KernelVirtualMachines:
         return self._seen(place, machine)
 
     def pin(self, place: VMPlace, masks: VMMasks) -> VMPinned | None:
-        """Pin all threads, re-listing until no new one appears; None if the VMM exited."""
+        """Pin all threads to the CPUs of their roles, re-listing until no new one appears; None if the VMM exited."""
         machine = self._machines.get(place)
         if machine is None:
             return None
@@ -212,17 +212,17 @@ class KernelVirtualMachines:
         return VMPinned(seen, refused, is_settled=moved.is_settled) if seen else None
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return its thread ids of the last reading."""
+        """Return the ids of a machine's threads at the last reading."""
         machine = self._machines.get(place)
         return frozenset(machine.masks) if machine else frozenset()
 
     def keep(self, places: Collection[VMPlace]) -> None:
-        """Forget all other machines."""
+        """Forget all machines except those at these places."""
         self._machines = {place: self._machines[place] for place in places if place in self._machines}
         self._missing = {place: self._missing[place] for place in places if place in self._missing}
 
     def _settled_masks(self, place: VMPlace) -> Mapping[int, CPUSet] | None:
-        """Return the affinities of a machine with the same threads as before; None if it must be listed."""
+        """Return the affinities by thread id if the last listing is still valid; None if threads must be listed."""
         machine = self._machines.get(place)
         if machine is None or not machine.settled_at or self.count(place) != machine.settled_at:
             return None
@@ -271,14 +271,14 @@ class KernelVirtualMachines:
         return vmm
 
     def _look(self, *, fully: bool = False) -> SharedReads:
-        """Return the reads shared by all machines, at most SHARED_SECONDS old."""
+        """Return the reads shared by all machines, at most NODE_SECONDS old."""
         if self._monotonic() >= self._node_until:
             self._reads = SharedReads(self._roots) if fully else self._reads.again()
             self._node_until = self._monotonic() + NODE_SECONDS
         return self._reads
 
     def _seen(self, place: VMPlace, machine: _CachedMachine) -> VMSeen | None:
-        """Return a machine by the affinities of the last reading; None if its first thread has exited."""
+        """Return a machine with the affinities of the last reading; None if its first thread has exited."""
         main, shape = machine.masks.get(machine.vmm.pid), machine.shape
         if main is None:
             return None
@@ -309,7 +309,7 @@ class KernelVirtualMachines:
         )
 
     def _housekeeping(self, place: VMPlace) -> Housekeeping:
-        """Return the content of KubeVirt's housekeeping cgroup."""
+        """Return the content of KubeVirt's housekeeping cgroup; an empty one if it cannot be read."""
         hierarchy = self._roots.hierarchy
         if place.is_sandbox or place.cgroup is None or hierarchy is None:
             return NO_HOUSEKEEPING
@@ -320,7 +320,7 @@ class KernelVirtualMachines:
 
 
 def _ids_now(roots: Roots, machine: _CachedMachine) -> frozenset[int] | None:
-    """Return the current thread ids of its process, the known ones if they cannot be listed; None if it exited."""
+    """Return the current thread ids of a machine's process, the last ones if it cannot be listed; None if it exited."""
     try:
         return own_ids(roots, machine.vmm)
     except Refused:
@@ -330,7 +330,10 @@ def _ids_now(roots: Roots, machine: _CachedMachine) -> frozenset[int] | None:
 
 
 def _read_masks(reads: SharedReads, machine: _CachedMachine, affinities: Affinities) -> dict[int, CPUSet]:
-    """Read the affinities of its threads. Only threads listed before and after count, because ids are reused."""
+    """Return the affinities of a machine's threads by id.
+
+    Only threads that exist before and after the read are included, because ids are reused.
+    """
     read = {thread.tid: affinities.read(thread.tid) for thread in machine.threads.threads}
     return _still_there(read, reads, machine, _ids_now(reads.roots, machine) or frozenset())
 
@@ -338,7 +341,7 @@ def _read_masks(reads: SharedReads, machine: _CachedMachine, affinities: Affinit
 def _still_there(
     read: Mapping[int, CPUSet], reads: SharedReads, machine: _CachedMachine, inside: frozenset[int]
 ) -> dict[int, CPUSet]:
-    """Return the values of threads that still exist after the read: `inside` are the threads of the machine's process."""
+    """Return the affinities of threads that still exist; `inside` are the current thread ids of the VMM process."""
     threads, known = machine.threads, machine.threads.own_ids
     return {
         thread.tid: read[thread.tid]
@@ -362,7 +365,7 @@ class _Turn:
         self._ranked: dict[int, tuple[VMThread, int]] = {}
 
     def list(self) -> Listing:
-        """Return the threads just read; read them again from the second round on."""
+        """Return the ids of the threads; from the second round on read the threads again."""
         self._rounds += 1
         if self._rounds > 1 and not self._read_again():
             raise Gone(f"process {self._machine.vmm.pid} exited")
@@ -370,9 +373,9 @@ class _Turn:
         return Listing(tuple(self._machine.masks))
 
     def move(self, affinities: Affinities, cpu_seconds: Callable[[], float]) -> Moved:
-        """Move the threads, unless the last reading found each of them on its CPUs; raise Gone.
+        """Move the threads; do nothing if the last reading found each of them on its CPUs; raise Gone.
 
-        The first round of a move would read every affinity once more.
+        A move reads every affinity once more, so it is skipped then.
         """
         masks = self._machine.masks
         found = ((thread, rank, masks.get(thread.tid)) for thread, rank in self._machine.ranked())
@@ -381,14 +384,14 @@ class _Turn:
         return move_threads(self, self.target, affinities, BOUND, cpu_seconds)
 
     def has(self, task: int) -> bool:
-        """Return whether an id still belongs to this thread; if not, the next round lists all threads again."""
+        """Return whether an id still belongs to the listed thread; if not, the next round lists all threads again."""
         if is_there(self._reads, self._machine.threads, self._ranked[task][0]):
             return True
         self._machine.settled_at = 0
         return False
 
     def target(self, task: int, mask: CPUSet) -> CPUSet | None:
-        """Return a thread's CPUs; None if it is there already."""
+        """Return the CPUs to which to move a thread with this affinity; None if it already has them."""
         thread, rank = self._ranked[task]
         wanted = self._wanted(thread, rank, mask)
         if wanted is not None:
@@ -396,14 +399,14 @@ class _Turn:
         return wanted
 
     def _wanted(self, thread: VMThread, rank: int, mask: CPUSet) -> CPUSet | None:
-        """Return a thread's CPUs; None if it is there already, or is a vCPU and these changed since the masks were made."""
+        """Return a thread's wanted CPUs; None if it has them, or is a vCPU and the masks are for another vCPU count."""
         wanted = self._masks.of(thread.role, rank)
         is_known = len(self._machine.threads.vcpus) == len(self._masks.vcpus)
         return None if mask == wanted or (thread.role is Role.VCPU and not is_known) else wanted
 
 
 def _missing(count: int, machine: _CachedMachine) -> str:
-    """Return why some vCPUs were not found; empty if all were, or none can be identified."""
+    """Return why some vCPUs were not found; empty if all were, or if vCPUs cannot be identified."""
     expected = machine.expected_vcpus
     if not machine.threads.identified_by or count >= expected:
         return ""
@@ -415,7 +418,7 @@ def _find_in_container(reads: SharedReads, place: VMPlace) -> VMM | None:
 
 
 def _ticks(task: Path) -> int:
-    """Return the CPU time of a thread."""
+    """Return the CPU time of a thread in clock ticks; 0 if it exited."""
     try:
         return sum(int(ticks) for ticks in read_stat(task)[1][TIMES])
     except OSError:

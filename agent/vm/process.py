@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-MOST_THREADS: Final = 8_192  # a guest of KVM has up to 4,096 vCPUs, and fewer other threads
+MOST_THREADS: Final = 8_192  # KVM allows 4,096 vCPUs in a guest, which has fewer other threads
 # Listings in a row: threads may start faster than they are read; the next poll reads the rest.
 _MOST_LISTINGS: Final = 8
 _NONE: Final[Mapping[int, tuple[Task, str]]] = MappingProxyType({})
 _MOST_FILES: Final = 65_536
 _FEW_BYTES: Final = 4096
-_STATUS_BYTES: Final = 65_536  # a complete one has 1,500, and up to 11 for each of the process's groups
+_STATUS_BYTES: Final = 65_536  # a status file has 1,500 bytes, and up to 11 for each of the process's groups
 _LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 
 
 class Process:
-    """An open folder of /proc. Reads of exited threads raise OSError."""
+    """A process, by its open folder in /proc. Reads of exited threads raise OSError."""
 
     def __init__(self, folder: int, pid: int) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class Process:
             os.close(folder)
 
     def threads(self) -> ProcessThreads:
-        """Return its threads for the mover."""
+        """Return the process's threads as a target for `move_threads`."""
         return ProcessThreads(self._folder, self.pid)
 
     def has(self, task: Task) -> bool:
@@ -71,16 +71,16 @@ class Process:
         return Task(tid, int(fields[STARTED]), folder), printable(name)
 
     def count(self) -> int:
-        """Return its thread count."""
+        """Return the process's number of threads."""
         return os.stat("task", dir_fd=self._folder).st_nlink - _LINKS
 
     def started(self) -> int:
-        """Return its start time, in ticks since boot."""
-        # Of the first thread alone: in the process's own file the kernel adds up the times of all threads.
+        """Return the process's start time, in clock ticks since boot."""
+        # From the first thread's file, because for the process's own file the kernel sums the times of all threads.
         return int(self._stat(f"task/{self.pid}/stat")[STARTED])
 
     def parent(self) -> int:
-        """Return its parent's pid."""
+        """Return the pid of the process's parent."""
         return int(self._stat("stat")[PARENT])
 
     def flags(self, task: int) -> int:
@@ -95,7 +95,7 @@ class Process:
         return printable(self._read(f"task/{task}/comm").removesuffix("\n"))
 
     def names(self, known: Mapping[int, tuple[Task, str]] = _NONE) -> dict[Task, str]:
-        """Return its threads' names, ascending, re-listing until no new thread appears.
+        """Return the names of the process's threads, ascending by id, re-listing until no new thread appears.
 
         `known` are threads by id of an earlier reading, with their names if these are final, else "".
         """
@@ -117,11 +117,11 @@ class Process:
         return task, known[1] or name if known and known[0] == task else name
 
     def system_call(self, task: int) -> list[str]:
-        """Return number and arguments of the system call that a thread is in; ["running"] if it is in none."""
+        """Return number and arguments of the system call a thread is in, as texts; ["running"] if it is in none."""
         return self._read(f"task/{task}/syscall").split()
 
     def open_files(self) -> dict[int, str]:
-        """Return the targets of its file descriptors, without those closed during the read."""
+        """Return the target of each open file descriptor of the process, without those closed during the read."""
         found: dict[int, str] = {}
         folder = os.open("fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
         try:
@@ -135,9 +135,9 @@ class Process:
         return found
 
     def ids(self) -> list[int]:
-        """Return its pid in each of its pid namespaces, outermost first.
+        """Return the process's pid in each of its pid namespaces, outermost first.
 
-        Raise Refused if a process has so many groups, which come first, that the line is not read.
+        Raise Refused if its groups, which come first in the file, fill the bytes that are read.
         """
         status = read_piece("status", self._folder, _STATUS_BYTES)
         if numbers := status_words(status, "NSpid"):
@@ -147,7 +147,7 @@ class Process:
         return [self.pid]  # a kernel without pid namespaces
 
     def command_line(self, limit: int) -> list[str]:
-        """Return its command line, the words that end within the first `limit` bytes."""
+        """Return the words of the process's command line that end within the first `limit` bytes."""
         return read_words("cmdline", limit, self._folder)
 
     def _read(self, path: str) -> str:
@@ -156,7 +156,7 @@ class Process:
 
 @contextmanager
 def opened(proc: Path, pid: int) -> Iterator[Process]:
-    """Open the folder of a process; raise Gone if it exited, also during the block, and Refused."""
+    """Open the folder of a process; raise Gone if it exited, Refused if it cannot be read, also inside the block."""
     try:
         folder = os.open(f"{proc}/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -176,9 +176,9 @@ def thread_count(proc: Path, pid: int) -> int:
 
 
 def task_ids(proc: Path, pid: int, started: int) -> frozenset[int]:
-    """Return the thread ids of a process, up to MOST_THREADS; raise Gone if the pid is another process's, and Refused.
+    """Return the thread ids of a process, up to MOST_THREADS; raise Gone (also if the pid was reused), Refused.
 
-    Every poll lists every machine, so this opens one folder and makes no object for each thread.
+    Each poll calls this for every machine, so it opens one folder and creates no object per thread.
     """
     try:
         folder = os.open(f"{proc}/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """Parse the shape of a guest from QEMU's command line. Pure.
 
-Options are parsed like QEMU does (QemuOpts, keyval, JSON): "-smp 2,cores=2", "--smp cpus=2", a comma in a value is
-doubled. Files (-readconfig) are not read.
+Options are parsed as QEMU parses them (QemuOpts, keyval, JSON): "-smp 2,cores=2", "--smp cpus=2"; a comma in a value is
+doubled. Configuration files (-readconfig) are not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST: Final = {
     "machine": "type",
     "M": "type",
 }
-# -append: its value may look like an option
+# -append is included because its value may look like an option
 _TAKEN: Final = frozenset({"object", "device", "append", *_FIRST})
 _VERSION: Final = re.compile(
     r"(?:pc|pc-q35|pc-i440fx|virt|s390-ccw-virtio|pseries)-([0-9]{1,2})\.([0-9]{1,2})"
@@ -42,7 +42,7 @@ _ON: Final = frozenset({"on", "yes", "true", "y", True})
 
 @dataclass(frozen=True, slots=True)
 class QEMUArgs:
-    """The options for the guest's CPUs, memory and iothreads; later ones of a key win."""
+    """QEMU's options for the guest's CPUs, memory and iothreads; if a key is repeated, its last value applies."""
 
     name: Mapping[str, str]
     machine: Mapping[str, str]
@@ -66,7 +66,7 @@ def read_args(arguments: Sequence[str]) -> QEMUArgs:
 
 
 def read_shape(args: QEMUArgs) -> GuestShape | None:
-    """Return the shape; None if its numbers are invalid."""
+    """Return the guest's topology and its options for pinning; None if a number is invalid."""
     numbers = _numbers(args)
     topology = None if numbers is None else _complete(numbers, prefers_sockets=_prefers_sockets(args.machine))
     if topology is None:
@@ -84,7 +84,7 @@ def read_shape(args: QEMUArgs) -> GuestShape | None:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each relevant option, and the option with the guest's arguments, with its value (the next word)."""
+    """Yield each option in `_TAKEN` with its value, the next word."""
     words = iter(arguments[1:])
     for word in words:
         option = word.removeprefix("-").removeprefix("-")
@@ -93,7 +93,7 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _pairs(text: str, first: str) -> Iterator[tuple[str, str]]:
-    """Yield keys and values of "VALUE,key=value,flag": the first may lack its key, a flag has the value on."""
+    """Yield keys and values of "VALUE,key=value,flag": the key of VALUE is `first`, the value of a flag "on"."""
     for position, part in enumerate(re.findall(r"(?:[^,]+|,,)+", text)):
         key, equals, value = part.replace(",,", ",").partition("=")
         if equals:
@@ -114,7 +114,7 @@ def _read_json(text: str) -> Mapping[str, Any]:
 
 
 def _numbers(args: QEMUArgs) -> dict[str, int] | None:
-    """Return the given part of the topology, from -smp or from -machine smp.cpus=...; None if a number is invalid."""
+    """Return the topology's numbers in -smp or -machine smp.cpus=..., by key; None if a number is invalid."""
     given = {
         key.removeprefix("smp."): value for key, value in args.machine.items() if key.startswith("smp.")
     } | dict(args.smp)

@@ -1,4 +1,4 @@
-"""Reads of /proc, debugfs and cgroups that all virtual machines of a node share, done on first use."""
+"""Cached reads of /proc, debugfs and cgroups that all virtual machines of a node share; each is done on first use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Command(NamedTuple):
 
     @property
     def program(self) -> str:
-        """Return the last part of its first word."""
+        """Return the program's name: the last path component of the first word."""
         return self.words[0].rpartition("/")[2] if self.words else ""
 
 
@@ -63,7 +63,7 @@ class SharedReads:
         self._strangers = strangers  # kernel threads that serve no machine, found by an earlier read
 
     def again(self) -> SharedReads:
-        """Return fresh reads that skip the kernel threads known to serve no machine."""
+        """Return an empty cache that skips the kernel threads known to serve no machine."""
         return SharedReads(self.roots, self._strangers)
 
     def machines_of(self, tasks: frozenset[int]) -> list[Path]:
@@ -75,7 +75,7 @@ class SharedReads:
         try:
             with os.scandir(self.roots.kvm) as entries:
                 names = [entry.name for entry in islice(entries, _MOST_MACHINES)]
-        except OSError:  # not mounted, not permitted, or no KVM: names and the probe remain
+        except OSError:  # not mounted, not permitted, or no KVM: use names or the probe
             return []
         split = ((name.partition("-")[0], name) for name in sorted(names))
         return [(int(number), self.roots.kvm / name) for number, name in split if number.isdecimal()]
@@ -90,7 +90,7 @@ class SharedReads:
         return found
 
     def kernel_thread(self, task: int) -> KernelThread | None:
-        """Return a thread if it is a vhost or timer thread of the kernel; None for another, or if it exited."""
+        """Return the thread with an id if it is a vhost or timer thread of the kernel; None if it is not, or exited."""
         folder = f"{self.roots.proc}/{task}"
         try:
             if not read_piece(f"{folder}/comm").startswith(_KERNEL_THREADS):
@@ -101,7 +101,7 @@ class SharedReads:
         return KernelThread(task, name, int(fields[STARTED])) if int(fields[PARENT]) == KTHREADD else None
 
     def _children_of_kthreadd(self) -> list[int]:
-        """Return kthreadd's children; kernels that do not list them make every process a candidate."""
+        """Return the pids of kthreadd's children; of all processes if the kernel does not list children."""
         path = self.roots.proc / f"{KTHREADD}/task/{KTHREADD}/children"
         try:
             return sorted(int(pid) for pid in path.read_text(encoding="ascii").split())
@@ -131,7 +131,7 @@ class SharedReads:
         return found
 
     def command(self, pid: int) -> Command:
-        """Return a process, or a thread's process, with its first words; none if it exited."""
+        """Return the process with a pid or thread id, and its first words; without words if it exited."""
         with suppress(OSError):
             return Command(pid, tuple(read_words(f"{self.roots.proc}/{pid}/cmdline", _FIRST_BYTES)))
         return Command(pid, ())
@@ -142,7 +142,7 @@ class SharedReads:
 
     @cached_property
     def _outside_by_part(self) -> Mapping[str, list[Command]]:
-        """Processes outside of containers by the words of their command lines; containers' processes are never read."""
+        """The processes outside of containers by the words of their command lines; none in containers is read."""
         found: dict[str, list[Command]] = {}
         for command in self._outside:
             for part in parts_of(command.words):

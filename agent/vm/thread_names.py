@@ -62,13 +62,13 @@ class NamedThreads(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def kind_of(program: str) -> Kind:
-    """Return the kind of VMM of a program."""
+    """Return the kind of VMM by a program's name; "other" for all other programs."""
     return next((kind for pattern, kind in _VMMS if pattern.fullmatch(program)), "other")
 
 
 @lru_cache(maxsize=1024)
 def companion_role(program: str) -> Role | None:
-    """Return the role of a Kata process beside the VMM; None for other programs."""
+    """Return the role of a program that Kata runs beside the VMM, such as the shim; None for other programs."""
     return next((role for pattern, role in _COMPANIONS if pattern.fullmatch(program)), None)
 
 
@@ -80,7 +80,7 @@ def parts_of(words: Iterable[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def role_of(kind: Kind, name: str) -> Role:
-    """Return the role of a thread that is not a vCPU."""
+    """Return the role of a thread that is not a vCPU, by its name."""
     iothreads = _IOTHREADS.get(kind)
     if iothreads and iothreads.fullmatch(name) and name != _MONITOR:
         return Role.IOTHREAD
@@ -93,7 +93,7 @@ def has_dragonball(names: Iterable[str]) -> bool:
 
 
 def identify_by_names(kind: Kind, names: Mapping[int, str]) -> NamedThreads:
-    """Return the vCPUs by the names of all threads except the first."""
+    """Return the vCPU threads by their names; `names` are those of all threads except the first."""
     pattern = _VCPUS.get(kind)
     if pattern is None:
         return NamedThreads({}, UNKNOWN)

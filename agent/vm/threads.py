@@ -1,4 +1,4 @@
-"""Read the threads of a virtual machine, inside its process and outside, re-listing until no new one appears."""
+"""Read the threads of a virtual machine, in its VMM process and outside, re-listing until no new one appears."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def count_threads(roots: Roots, vmm: VMM) -> int:
-    """Return the process's thread count, to compare with `own_count`; raise Gone, Refused.
+    """Return the VMM's number of threads, to compare with `own_count`; raise Gone, Refused.
 
-    It costs one call. A thread that replaced an exited one goes unnoticed.
+    This costs one call. It does not notice that a new thread replaced an exited one.
     """
     return thread_count(roots.proc, vmm.pid)
 
@@ -46,7 +46,7 @@ def is_running(roots: Roots, vmm: VMM) -> bool:
 
 
 def is_there(reads: SharedReads, known: VMThreads, thread: VMThread) -> bool:
-    """Return whether a thread's id was not reused: checked by start time inside the VMM, outside by name and owner too."""
+    """Return whether a thread still exists, so that its id was not reused."""
     if thread.process != known.vmm.pid:
         return is_outside(reads, thread)
     with suppress(AgentError), opened(reads.roots.proc, known.vmm.pid) as process:
@@ -94,7 +94,7 @@ def _with(seen: VMThreads, outside: Iterable[VMThread], notes: tuple[str, ...]) 
 
 
 def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThreads:
-    """Return the threads of the process itself."""
+    """Return the threads of the VMM process, without threads outside of it."""
     with opened(reads.roots.proc, vmm.pid) as process:
         _check_identity(process, vmm)
         if (count := process.count()) > MOST_THREADS:
@@ -110,7 +110,7 @@ def _read_own(reads: SharedReads, vmm: VMM, known: VMThreads | None) -> VMThread
 
 
 def _are_same(known: VMThreads, tasks: Mapping[Task, str]) -> bool:
-    """Return whether these are the known threads and names; both are ascending by id."""
+    """Return whether `tasks` are the known threads with the known names; both are ascending by id."""
     return len(known.own) == len(tasks) and all(
         (thread.tid, thread.started, thread.name) == (task.tid, task.started, name)
         for thread, (task, name) in zip(known.own, tasks.items(), strict=True)
@@ -120,7 +120,8 @@ def _are_same(known: VMThreads, tasks: Mapping[Task, str]) -> bool:
 def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
     """Return the known threads, each with its name if that is final, else "".
 
-    A new thread has its creator's name at first: so names without a role, and vCPUs named like another, may change.
+    A new thread at first has the name of the thread that created it. So a name is final only if vCPUs were identified
+    and the name stands for a role.
     """
     if known is None:
         return {}
@@ -132,7 +133,7 @@ def _settled(known: VMThreads | None) -> dict[int, tuple[Task, str]]:
 
 
 def _probed(known: VMThreads | None, tasks: Container[Task]) -> dict[int, int]:
-    """Return the vCPUs that an earlier probe found and that still exist; others may be missing."""
+    """Return the vCPU indexes, by thread id, that an earlier probe found and whose threads still exist."""
     if known is None or known.identified_by in ("debugfs", "names"):
         return {}
     threads = (thread for thread in known.threads if thread.task in tasks)

@@ -1,4 +1,4 @@
-"""Identify a VMM's vCPU threads: by KVM's debugfs, by their names, or by a probe of their system calls, in that order."""
+"""Identify a VMM's vCPU threads: by KVM's debugfs, by names, or by a probe of their system calls, in that order."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _PERMISSION: Final = "the system calls of its threads may not be read (component
 
 
 class Answer(NamedTuple):
-    """Identified vCPUs and their source. Source "": identification is incomplete, for the reason given."""
+    """Identified vCPUs and the source `by`; if that is empty, some are missing, for the given reason."""
 
     by: IdentifiedBy
     indexes: Mapping[int, int]  # index of the vCPU by thread id
     reason: str = ""
-    # vCPUs that KVM created, if another source names them; includes unplugged ones. 0: unknown
+    # number of vCPUs that KVM created, with unplugged ones, if another source identified them; 0: unknown
     kvm_vcpus: int = 0
 
 
 def identify_vcpus(
     process: Process, kind: Kind, names: Mapping[int, str], folders: Iterable[Path], before: Mapping[int, int]
 ) -> Answer:
-    """Try the sources in turn. `before` are the vCPUs that an earlier probe found."""
+    """Identify the vCPUs by the first source that finds all. `before` are those that an earlier probe found."""
     machines = [_runners(folder) for folder in folders]
     debugfs = identify_by_debugfs(machines, names.keys())
     if not debugfs.why_not:
@@ -52,7 +52,7 @@ def identify_vcpus(
 
 
 def identify_by_debugfs(machines: Sequence[Mapping[int, int]], tasks: Iterable[int]) -> NamedThreads:
-    """Return the vCPUs by KVM's debugfs folders: vcpuN/pid names the thread that last ran vCPU N.
+    """Return the vCPU threads by KVM's debugfs folders, in which vcpuN/pid is the thread that last ran vCPU N.
 
     An unplugged vCPU keeps its folder, with an exited thread.
     """
@@ -73,7 +73,7 @@ def identify_by_debugfs(machines: Sequence[Mapping[int, int]], tasks: Iterable[i
 
 
 def _runners(folder: Path) -> dict[int, int]:
-    """Return the thread of each vCPU, 0 for one that has not run; nothing on kernels without the file."""
+    """Return the thread id of each vCPU by index, 0 for one that has not run; empty on kernels without the file."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.name.startswith(_VCPU)]
@@ -85,7 +85,7 @@ def _runners(folder: Path) -> dict[int, int]:
 def identify_by_probe(process: Process, tasks: Iterable[int], before: Mapping[int, int]) -> NamedThreads:
     """Return the threads seen in KVM_RUN, with the index of the vCPU descriptor they run.
 
-    A busy vCPU may go unseen, so the results of earlier probes count too.
+    A sample may miss a vCPU that is not in KVM_RUN at that moment, so results of earlier probes are added.
     """
     try:
         files = {
