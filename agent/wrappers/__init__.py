@@ -1,1 +1,1 @@
-"""The node's side of `cmk isolate`: identifies the caller, leases it cores of its container, and reclaims them."""
+"""The agent's part of `cmk isolate`: identify the process, lease cores of its container to it, and reclaim them."""

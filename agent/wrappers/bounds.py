@@ -1,8 +1,9 @@
 """Rate and connection limits of `cmk.sock`, fair between pods and containers. Pure except for the clock.
 
-A node-wide token bucket limits what all answers cost the agent. Waiting turns are served round robin by pod, and within
-a pod by container. A pod that was quiet has a small reserve and does not wait behind the others; the bucket is charged
-for it, so that the total rate stays the same.
+A connection needs a turn before it is answered. A node-wide token bucket limits the turns, and so the agent's CPU time
+for all answers. Waiting turns are served round robin by pod, and within a pod by container. A pod that was idle has a
+small reserve of turns for which it does not wait. The bucket is charged for them, so that the total rate stays the
+same.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from agent.wrappers.protocol import Crowded, Denied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AT_ONCE: Final = 256  # connections of one container: more cores than it may have
-OPEN: Final = 2048  # connections of the node; beyond, each pod and container has its share of these
+AT_ONCE: Final = 256  # open connections of one container: it never has that many cores
+OPEN: Final = 2048  # open connections of the node; once reached, each pod and container has an equal share
 RATE: Final = 70.0  # turns per second on the node; an answer takes the agent half a millisecond to one
 BURST: Final = 512  # turns that may begin at once after the node was idle
 RESERVE: Final = 32  # turns that may begin at once after a pod was idle, shared by the pods that are busy
 # Waiting turns begun in one iteration of the loop, so that a burst does not block it.
 BEGUN_AT_ONCE: Final = 4
 REFUSALS: Final = 64  # refusals answered with a reason after a container was idle; then one per second
-DEAF_SECONDS: Final = 1.0  # time after a refusal in which connections of the same process are closed unread
+DEAF_SECONDS: Final = 1.0  # seconds for which later connections of a refused process are closed unread
 DEAF_MOST: Final = 4096  # number of refused processes to remember
 
 Ticket = TypeVar("Ticket")
@@ -56,7 +57,7 @@ class Connections:
         self._total += 1
 
     def _has_share(self, pod: Counter[str], container: str) -> bool:
-        """Return whether a container may open another connection; one slot for a new pod and container stays free."""
+        """Return whether a container has less than its share of connections, which leaves room for one more pod."""
         of_pod = OPEN // (len(self._of_pod) + 1)
         return pod.total() < of_pod and pod[container] < max(1, of_pod // (len(pod) + 1))
 
@@ -72,7 +73,7 @@ class Connections:
 
 
 class Reserve:
-    """Lets pods that were quiet start at once, each at an equal part of the node's rate."""
+    """Turns that a pod may take without waiting after it was idle; refilled at an equal part of the node's rate."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -82,7 +83,7 @@ class Reserve:
         ] = []  # heap with the current entry of each busy pod, and outdated ones
 
     def has(self, pod: str) -> bool:
-        """Return whether a pod has a turn in reserve."""
+        """Return whether a pod's reserve has a turn left."""
         now = self._clock()
         return self._due.get(pod, now) - now < RESERVE / RATE
 
@@ -113,11 +114,11 @@ class Turns(Generic[Ticket]):
         self._waiting: OrderedDict[str, OrderedDict[str, deque[tuple[Ticket, int]]]] = OrderedDict()
 
     def ask(self, origin: Origin, ticket: Ticket, turns: int = 1) -> bool:
-        """Return True if one turn starts at once from the pod's reserve; otherwise queue the ticket for `turns`."""
+        """Return True if a turn from the pod's reserve starts at once; otherwise queue the ticket and return False."""
         is_quiet = turns == 1 and origin.pod not in self._waiting and self._reserve.has(origin.pod)
         if (
             is_quiet and self._bucket.wait(self._clock(), 2 * BURST) <= 0
-        ):  # reserves too spend at most that much in advance
+        ):  # all reserves together may overdraw the bucket by at most BURST turns
             self._spend(origin.pod)
             return True
         pod = self._waiting.setdefault(origin.pod, OrderedDict())
@@ -140,7 +141,7 @@ class Turns(Generic[Ticket]):
         self._reserve.spend(pod)
 
     def _next(self) -> list[Ticket]:
-        """Spend a turn on the next container's first ticket; return the ticket if it has all its turns."""
+        """Spend one turn on the next container's first ticket; return the ticket if it now has all its turns."""
         pod, containers = self._waiting.popitem(last=False)
         container, tickets = containers.popitem(last=False)
         self._spend(pod)
@@ -182,7 +183,7 @@ class Refusals:
         return False
 
     def forget(self) -> None:
-        """Drop containers with a full bucket, and processes whose time is over."""
+        """Drop containers with a full bucket, and processes that are no longer ignored."""
         now = self._clock()
         self._explained = {origin: it for origin, it in self._explained.items() if it.full_at > now}
         self._deaf = {pid: until for pid, until in self._deaf.items() if until > now}

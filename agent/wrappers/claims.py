@@ -1,7 +1,7 @@
-"""The claims of live processes: each ends with its process, by its pidfd.
+"""Claims of live processes: a claim ends when its process exits, which the agent sees by a pidfd.
 
-A process that died without releasing its CPUs (by SIGKILL, or while no agent ran) gets an entry with its CPUs once its
-end is seen; entries never change.
+If a process died without releasing its CPUs (by SIGKILL, or while no agent ran), an entry with its CPUs is added to the
+list that `cmk reconcile` prints; entries never change.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class LiveClaims:
     """A registry whose claims end with their processes.
 
-    `changed` is called when a claim starts or ends, `took` at once for each new or changed claim, and `ended` for each
-    ended one, with whether SIGKILL ended its process; None: unknown.
+    Callbacks: `changed` after claims started or ended, `took` for each new or changed claim, `ended` for each ended
+    claim and whether SIGKILL ended its process (None: unknown).
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class LiveClaims:
     def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
         """Restore the last agent's claims whose processes still run; return the others.
 
-        If two overlap, the later one counts: the other may have ended before its process did. A claim whose process
-        cannot be opened for want of files is kept until its container ends, because the process may still run.
+        If two claims overlap, the later one is restored, because a process may run on after its claim ended. If there
+        is no file descriptor for a process, its claim is kept until its container ends, because the process may run.
         """
         lost, unwatched = [], 0
         for claim in filter(self.registry.is_free, reversed(claims)):
@@ -82,13 +82,13 @@ class LiveClaims:
         return tuple(reversed(lost))
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Start to watch the processes, so that claims end with them."""
+        """Start watching the processes, so that claims end when they exit; `changed` is called after each change."""
         self._loop, self._changed = asyncio.get_running_loop(), changed
         for process, pidfd in self._pidfds.items():
             self._loop.add_reader(pidfd, self.end, process)
 
     def unwatch(self) -> None:
-        """Stop to watch the processes; claims stay for the next agent."""
+        """Stop watching the processes; saved claims stay for the next agent."""
         for pidfd in self._pidfds.values():
             if self._loop:
                 self._loop.remove_reader(pidfd)
@@ -96,17 +96,17 @@ class LiveClaims:
         self._pidfds, self._loop = {}, None
 
     def take(self, peer: Peer, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
-        """Claim CPUs for a process; raise Denied."""
+        """Record and return a claim to cores of `own`, or to a pool, for a process; raise Denied."""
         claim = self.registry.choose(peer.process, holder, want, own)
         self._hold(peer)
         return self._put(claim)
 
     def take_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
-        """Replace the cores of a claim after its container's cores changed; raise Denied."""
+        """Replace the cores of a claim by cores of `own` after its container's cores changed; raise Denied."""
         return self._put(self.registry.choose_again(claim, own))
 
     def drop_outer(self, claim: Claim) -> Claim:
-        """Release the outer claim's cores of a process that runs in a pool."""
+        """Release the cores that a process in a pool still holds by its outer claim."""
         return self._put(replace(claim, outer=None))
 
     def _put(self, claim: Claim) -> Claim:
@@ -117,7 +117,7 @@ class LiveClaims:
         return claim
 
     def _notify(self) -> None:
-        """Coalesce change notifications per loop iteration."""
+        """Schedule one call of `changed`, coalesced per loop iteration."""
         if self._loop and self._is_notified:
             self._is_notified = False
             self._loop.call_soon(self._notify_now)
@@ -157,7 +157,7 @@ class LiveClaims:
 
 
 class Reclaimer:
-    """Makes entries of ended claims, and saves them for the next agent."""
+    """List of CPUs whose processes died without releasing them, saved for the next agent."""
 
     def __init__(self, kept: Kept, saver: Saver) -> None:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
@@ -167,7 +167,7 @@ class Reclaimer:
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:
-        """Add claims whose processes ended while no agent ran."""
+        """Store claims whose processes ended while no agent ran, until the next pass lists them."""
         self._lost = tuple((claim, ExitSource.NO_AGENT) for claim in claims)
 
     def ended(self, claim: Claim, view: NodeView | None, *, is_killed: bool) -> None:
@@ -180,7 +180,7 @@ class Reclaimer:
         self._saver.ended(claim)
 
     def passed(self, claims: Iterable[Claim], view: NodeView) -> None:
-        """List the lost claims, and store the pools' CPUs after a pass."""
+        """After a pass, list the CPUs of lost claims, and save the pools' CPUs for the live `claims`."""
         for claim, source in self._lost:
             self.add(entries_of(claim, view, source, self._pools))
             self._saver.ended(claim)
@@ -189,7 +189,7 @@ class Reclaimer:
             self.follow(claim, view)
 
     def follow(self, claim: Claim, view: NodeView) -> None:
-        """Save a claim's pool for the next agent; a claim to own cores has them itself."""
+        """Save the CPUs of a claim's pool for the next agent; a claim to cores contains its CPUs already."""
         use = shared_use(claim.want)
         if claim.cpus or self._pools.get(use) == view.pool(use):
             return
@@ -203,7 +203,7 @@ class Reclaimer:
         return Kept((*lost, *claims), uses, self._pools, entries, dropped)
 
     def add(self, entries: Iterable[Reclaimed]) -> None:
-        """List entries, and save them."""
+        """Add entries to the list, and save them."""
         for entry in entries:
             self.reclaims.add(entry)
             self._saver.reclaimed(entry)
@@ -212,6 +212,6 @@ class Reclaimer:
 def entries_of(
     claim: Claim, view: NodeView, source: ExitSource, pools: Mapping[PoolUse, CPUSet] = MappingProxyType({})
 ) -> tuple[Reclaimed, ...]:
-    """Return the entries of a process: its cores, and its pools' CPUs from `pools` or from the current view."""
+    """Return the entries of a claim's process: its cores, and the CPUs of its pool from `pools` or the current view."""
     tasks = tasks_of(claim, lambda use: pools.get(use) or view.pool(use))
     return tuple(chain.from_iterable(reclaimed_lists(task, view.state.topology, source) for task in tasks))

@@ -32,10 +32,10 @@ async def not_known(_: str) -> None:
 
 
 class RuntimeExits:
-    """Ends that are unknown until the runtime lists the container as exited.
+    """Ended first processes whose exit status is unknown until the runtime lists their containers as exited.
 
-    `killed` gets the entries. Not saved: an end that is not settled when the agent exits stays unknown, and is not
-    listed.
+    `killed` is called with the entries of a killed process. Ends that wait for the runtime are not saved, so they are
+    never listed if the agent exits.
     """
 
     def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
@@ -52,19 +52,19 @@ class RuntimeExits:
         return self._first_pids.get(claim.holder.id) == claim.process.pid
 
     def wait_for(self, holder: Holder, entries: tuple[Reclaimed, ...]) -> None:
-        """List the entries of an ended first process if the runtime reports that it was killed."""
+        """Store the entries of an ended first process; they are listed if the runtime reports that it was killed."""
         if entries:
             self._unsettled[holder.id] = entries
 
     def passed(self, containers: Mapping[str, PassedContainer]) -> None:
-        """Store the containers that a pass saw alive, all of the node."""
+        """Store the node's live containers after a pass, and ask about those that have ended."""
         known = self._first_pids
         self._first_pids = {each.id: each.pid or known.get(each.id, 0) for each in containers.values()}
         if not self._unsettled.keys() <= containers.keys():
             self._due.set()
 
     async def run(self, listed: Callable[[], None]) -> None:
-        """Ask about exited containers, one at a time; call `listed` after each new entry."""
+        """Ask the runtime about exited containers, one at a time; call `listed` after each one that was killed."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -73,9 +73,9 @@ class RuntimeExits:
                     listed()
 
     async def _settle(self, container_id: str) -> bool:
-        """Return whether a container's first process was killed.
+        """Ask the runtime for an exit code; return whether the first process was killed and its entries were listed.
 
-        Retry at the next pass while the runtime is out of reach.
+        If the runtime is out of reach, return False and retry at the next pass.
         """
         try:
             end = await self._ask(container_id)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from agent.wrappers.store import Saver
     from pinning.machine.cpuset import CPUSet
 
-# Time limit for each step: the container gets its CPUs, and the kernel confirms them.
+# Time limit of each of two waits: until the container has cores, and until the kernel shows it on its CPUs.
 READY_SECONDS: Final = 10.0
-# a process may start threads while it is pinned; a shim starts none
+# limits for a process that starts threads while it is pinned; the shim starts none
 BOUND: Final = Bound(rounds=8, listed=4096)
 ONCE: Final = Bound(rounds=1, listed=16_384)
 
@@ -76,13 +76,13 @@ class Isolator:
             raise
 
     def _environment(self, container: PassedContainer, want: Want, cpus: CPUSet) -> dict[str, str]:
-        """Return the program's variables; with strict threads they name only CPUs that it may run on."""
+        """Return CMK's environment variables for the program; with strict threads without CPUs that it may not use."""
         view = self._view()
         within = view.reach(container.owner, shared_use(want)) if self._is_strict else None
         return view.environment(cpus, within)
 
     async def _cores_came(self, container: PassedContainer, want: Want) -> None:
-        """Wait until a container has its cores, because it starts before a pass has seen it."""
+        """Wait until a container has cores, as it may start before a pass has seen it; raise Denied if it gets none."""
         resource = want.pool.resource
         if not resource:
             return
@@ -98,7 +98,7 @@ class Isolator:
             raise Denied(_no_cores(want, resource, why, is_late=not has_cores))
 
     def _claim(self, peer: Peer, container: PassedContainer, want: Want) -> None:
-        """Record the claim of a process and the pools of its container, atomically for other tasks."""
+        """Record the claim of a process and the pools of its container, in one turn of the event loop; raise Denied."""
         view, owner = self._view(), container.owner
         uses = uses_of(want, is_owner=bool(view.owned(owner)), is_strict=self._is_strict)
         for use in uses:
@@ -109,14 +109,14 @@ class Isolator:
             self._saver.uses(container.id, self._uses.wanted[container.id])
 
     async def _saved(self) -> None:
-        """Wait until the claim is saved."""
+        """Wait until the claim is saved on disk; raise Denied if that fails."""
         try:
             await self._saver.saved()
         except OSError as error:
             raise Denied(f"the agent cannot record it in its state directory: {error.strerror}") from error
 
     async def _reached(self, peer: Peer, container: PassedContainer) -> CPUSet:
-        """Return the CPUs of a claim, once the kernel lets its container run on them and on its pools."""
+        """Wait until the kernel lets the container run on its CPUs and pools; return the CPUs of the claim."""
         if not await self._passes.until(lambda: self._is_ready(peer, container), READY_SECONDS):
             raise Denied("the kernel does not show the container on its CPUs yet: try again")
         claim = self._held(peer)
@@ -128,7 +128,7 @@ class Isolator:
         return bool(now and now.is_right) and has_cpus and self._uses.are_planned(container.id)
 
     def _held(self, peer: Peer) -> Claim:
-        """Return the current claim of a process: a pass may have changed it."""
+        """Return the current claim of a process, which a pass may have changed; raise Denied if it has ended."""
         claim = self._claims.registry.of(peer.process)
         if claim is None:
             raise Denied("the container ends, or owns other CPUs now")
@@ -145,7 +145,7 @@ def _no_cores(want: Want, resource: str, refusal: str, *, is_late: bool) -> str:
 
 
 def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
-    """Set the affinity of all threads of a process; raise Denied if the kernel does not, and Gone."""
+    """Set the affinity of all threads of a process; raise Denied if a thread has other CPUs afterwards, and Gone."""
     with process_threads(peer.process.pid, peer.process.started) as threads:
         if peer.has_ended():
             raise Gone(f"process {peer.process.pid} ended")
@@ -164,25 +164,25 @@ def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
 
 
 class Follower:
-    """Repins each wrapper after a pass that changed its CPUs.
+    """Repins the process of each wrapper after a pass that changed its CPUs.
 
-    Threads that chose a mask inside their CPUs keep it.
+    Threads that set an affinity of their own inside the process's CPUs keep it.
     """
 
     def __init__(self, claims: LiveClaims, affinities: Affinities) -> None:
         self._claims = claims
         self._affinities = affinities
         self._put: dict[Process, CPUSet] = {}
-        # CPUs of threads that started faster than they were moved.
+        # CPUs of threads that started faster than they were moved; the next pass moves them.
         self._left: dict[Process, frozenset[CPUSet]] = {}
 
     def pin(self, peer: Peer, cpus: CPUSet) -> None:
-        """Put a process that asked on its CPUs; raise Denied, Gone."""
+        """Pin the process of a request to its CPUs; raise Denied, Gone."""
         pin(peer, cpus, self._affinities)
         self._put[peer.process] = cpus
 
     def passed(self, view: NodeView) -> None:
-        """Repin processes after a pass, in containers that are on their CPUs."""
+        """Repin the processes whose CPUs changed with a pass, in containers that the kernel shows on their CPUs."""
         for claim in tuple(self._claims.registry):
             container = view.containers.get(claim.holder.id)
             if container and container.is_right:
@@ -216,7 +216,7 @@ class Follower:
             )
 
     def _take_again(self, claim: Claim, view: NodeView) -> Claim | None:
-        """Return the claim with current cores of its container; None if it ended for lack of cores."""
+        """Return the claim with cores that its container has now; None if too few are left, which ends the claim."""
         pool = (claim.outer or claim).want.pool
         try:
             return self._claims.take_again(claim, view.own_cores(claim.holder.owner, pool.resource))
@@ -234,8 +234,9 @@ def move_process(
 ) -> bool:
     """Move threads whose affinity is one of `places` to `cpus`.
 
-    `places` are the CPUs of earlier moves and kernel resets. `mask` is the requested affinity, if the kernel reduces it
-    to `cpus`. Returns False if threads start faster than they are moved: some may be elsewhere.
+    `places` are the affinities from earlier moves and kernel resets. `mask` is the affinity to request if the kernel
+    reduces it to `cpus`, otherwise `cpus` is requested. Returns False if threads start faster than they are moved, so
+    that some may have other CPUs.
     """
     try:
         with process_threads(process.pid, process.started) as threads:
@@ -253,7 +254,7 @@ def move_process(
 def _goes_along(claim: Claim, cpus: CPUSet, container: PassedContainer) -> bool:
     """Return whether a process uses a pool that is all of its container's CPUs.
 
-    The kernel changes the affinity of such a process with the cpuset. An explicit mask would be inherited by its
-    children, which then stay on the pool's present CPUs after the pool has moved.
+    The kernel changes the affinity of such a process with the container's cpuset, if the process has no affinity of its
+    own. With one, its children would inherit it, and stay on the pool's old CPUs after the pool has changed.
     """
     return not claim.cpus and claim.want.socket is None and cpus == container.cpus

@@ -1,4 +1,4 @@
-"""The results of passes for wrappers: the node view after each, and waiting for one."""
+"""Results of reconcile passes for wrappers: a view of the node after each pass, and waits for the next one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
 
-AGAIN_SECONDS: Final = 1.0  # time between two passes that waiters request
+AGAIN_SECONDS: Final = 1.0  # seconds between two passes that waiters request
 
 
 class NodeView:
@@ -47,7 +47,7 @@ class NodeView:
 
     @cached_property
     def cgroups(self) -> CgroupIndex:
-        """The cgroups of its containers."""
+        """The cgroups of the node's containers."""
         return CgroupIndex({each.cgroup: each.id for each in self.containers.values() if each.cgroup})
 
     @cached_property
@@ -59,16 +59,16 @@ class NodeView:
         return frozenset(pod.uid for pod in self.state.seen_pods)
 
     def held(self, owner: Owner) -> CPUSet:
-        """Return a container's exclusive CPUs in the ledger, whether or not it runs."""
+        """Return the CPUs that a container owns exclusively, online or not."""
         held = self.state.ledger.of(owner)
         return held.cpus if held and held.is_exclusive else EMPTY
 
     def owned(self, owner: Owner) -> CPUSet:
-        """Return the usable part of a container's exclusive CPUs."""
+        """Return the CPUs that a container owns exclusively and that the agent may assign now."""
         return self.held(owner) & self._usable
 
     def own_cores(self, owner: Owner, resource: str) -> tuple[OwnCore, ...]:
-        """Return a container's cores of a resource in CMK's order: by socket, then by number."""
+        """Return the cores that a container got for a resource, in CMK's order: by socket, then by number."""
         held = self.state.ledger.of(owner)
         cpus = self.owned(owner)
         if held is None or held.claim.resource != resource:
@@ -77,7 +77,7 @@ class NodeView:
         return tuple(sorted(cores, key=lambda core: (core.package, core.cpus.lowest())))
 
     def is_due(self, owner: Owner, resource: str) -> bool:
-        """Return whether a container may still get cores of a resource; its pod may not be known yet."""
+        """Return whether a later pass may give a container cores of a resource: it claims them or is not known yet."""
         claim = self._claims.get(owner)
         return owner.pod_uid not in self._pods or (claim is not None and claim.resource == resource)
 
@@ -86,7 +86,7 @@ class NodeView:
         return next((each.text for each in self.state.refusals if each.owner in (owner, (owner[0], ""))), "")
 
     def pool(self, use: PoolUse) -> CPUSet:
-        """Return the CPUs of a pool; empty if it has none."""
+        """Return the CPUs of a pool that are online; empty if none is."""
         if use.pool is SharedPool.INFRA:
             return self._shared & self._usable
         pools = (
@@ -112,7 +112,7 @@ class NodeView:
             raise Denied(f"Requested socket {want.socket} does not exist: this node has {known}")
 
     def environment(self, cpus: CPUSet, within: CPUSet | None = None) -> dict[str, str]:
-        """Return CMK's variables for a wrapper's command on `cpus`; pools are limited to `within`, None: not limited."""
+        """Return CMK's environment variables for a command on `cpus`, with pools limited to `within` if it is given."""
         shared, infra = (self.pool(PoolUse(pool)) for pool in (SharedPool.SHARED, SharedPool.INFRA))
         if within is not None:
             shared, infra = shared & within, infra & within
@@ -124,7 +124,7 @@ class NodeView:
         }
 
     def reach(self, owner: Owner, use: PoolUse) -> CPUSet:
-        """Return the CPUs of a container's tasks under strict threads, if one of its wrappers requests this pool."""
+        """Return the CPUs that a container's tasks may use under strict threads if a wrapper requests this pool."""
         held = self.state.ledger.of(owner)
         if held and held.is_exclusive:
             return held.cpus | (self._shared if asked(held) else EMPTY)
@@ -137,7 +137,7 @@ class NodeView:
 
 
 def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple[Task, ...]:
-    """Return the tasks of a claim: cores of its container, a pool, or both after nested wrappers."""
+    """Return a claim's tasks, each with its pool and CPUs; two for nested wrappers, one of which is in a pool."""
     pid, name = claim.process.pid, claim.holder.name
     return tuple(
         Task(pid, name, each.want.pool, each.cpus or pool(shared_use(each.want))) for each in claim.all
@@ -158,7 +158,7 @@ class PassWaiter:
         self._ended = asyncio.Event()
 
     async def until(self, is_true: Callable[[], bool], seconds: float) -> bool:
-        """Wait until a condition is true after a pass; return False on a time-out."""
+        """Request passes until a condition is true after one; return False after `seconds` without that."""
         if is_true():
             return True
         self.request()
@@ -181,7 +181,7 @@ class PassWaiter:
         return await asyncio.shield(waiting)  # a caller that disconnects must not cancel the others' wait
 
     async def _one_more(self) -> None:
-        """Wait for the end of a pass, which may have begun before; request another if none ends."""
+        """Wait until any pass ends, also one that is running already; request another after each AGAIN_SECONDS."""
         ended = self._ended
         while not ended.is_set():
             try:

@@ -31,7 +31,7 @@ _SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h; Python has no na
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CGROUPS_LIMIT: Final = 2**17  # bytes: more than twice a path of the longest kind in each hierarchy
 _UNKNOWN_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EINVAL})
-# These errors say nothing about the process.
+# Errors for lack of file descriptors or memory, after which the process may still run.
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 UP: Final = ".."
 
@@ -44,7 +44,7 @@ class Peer:
         self.pidfd = pidfd
 
     def has_ended(self) -> bool:
-        """Return whether the process exited; zombies count."""
+        """Return whether the process exited; a zombie has."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
@@ -82,7 +82,7 @@ def held(process: Process) -> Peer:
 
 def _held(pid: int, pidfd: int) -> Peer:
     peer = Peer(Process(pid, started(pid)), pidfd)
-    # read in this order, because the start time could be that of a later process
+    # the start time is read before the check for the end, because it could be that of a later process
     if peer.process.started and not peer.has_ended():
         return peer
     peer.close()
@@ -99,7 +99,7 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
 
 
 def by_number(_: socket.socket, pid: int) -> int:
-    """Open the current process of a pid, as needed before Linux 6.5; raise Gone."""
+    """Return a pidfd of the current process with a pid, as needed before Linux 6.5; raise Gone."""
     return _by_number(pid)
 
 
@@ -121,7 +121,8 @@ def _by_number(pid: int) -> int:
 def cgroup_of(pid: int, version: int) -> str:
     """Return the cgroup of a process in the cpuset hierarchy, as seen from this cgroup namespace.
 
-    Raises Gone. The result is the process's own if it was opened before and has not exited afterwards.
+    Raises Gone. The caller must open the process before and check afterwards that it has not exited, because the pid
+    may be reused.
     """
     try:
         # a third of the time of Path.read_text
@@ -155,7 +156,7 @@ class CgroupIndex:
             self._by_name[cgroup.rpartition("/")[2]].append(cgroup)
 
     def container_of(self, pid: int, path: str, hierarchy: Hierarchy) -> str | None:
-        """Return the id of the container of a process in the cgroup `path`; None if no known container matches."""
+        """Return the id of the container of process `pid`, whose cgroup is `path`; None if it is not known."""
         for found, whole in self.candidates(path):
             if not path.startswith(f"/{UP}") or _has(hierarchy, whole, pid):
                 return found
@@ -164,9 +165,9 @@ class CgroupIndex:
     def candidates(self, path: str) -> Iterator[tuple[str, str]]:
         """Yield the ids of containers that a cgroup may belong to, nearest first, each with the cgroup's full path.
 
-        `path` is relative to the reader's cgroup namespace. If the agent has a namespace of its own, the path begins with
-        `..` and omits the prefix that it shares with the agent's cgroup: several containers may match, and the caller asks
-        the kernel which.
+        `path` is relative to the reader's cgroup namespace. If the agent has a namespace of its own, the path begins
+        with `..` and omits the prefix that it shares with the agent's cgroup. Several containers may match then, and
+        the caller asks the kernel which one it is.
         """
         parts = path.split("/")[1:]
         if parts[:1] != [UP]:

@@ -1,4 +1,4 @@
-"""The pools that containers may use besides their own cores, because a process in them was wrapped. Pure."""
+"""The pools that containers may use besides their own cores, because a process in them ran `cmk isolate`. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def uses_of(want: Want, *, is_owner: bool, is_strict: bool) -> frozenset[PoolUse
 
 
 def shared_use(want: Want) -> PoolUse:
-    """Return the pool of a request."""
+    """Return the shared pool of a request, with the socket it asks for."""
     return PoolUse(SharedPool.SHARED, want.socket) if want.pool is Pool.SHARED else PoolUse(SharedPool.INFRA)
 
 
@@ -45,7 +45,7 @@ def _strict(pool: Pool) -> str:
 class ContainerUses:
     """The pools of each container, from its first wrapper until it ends.
 
-    They are kept between commands, so that cpusets do not change with each command.
+    A container keeps its pools between wrappers, so that its cpuset does not change with each command.
     """
 
     def __init__(self, kept: Mapping[str, tuple[Owner, frozenset[PoolUse]]]) -> None:

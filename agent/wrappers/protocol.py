@@ -19,7 +19,7 @@ the agent exited while it wrote, and the shim repeats the request; the same proc
 
     isolate      lines `NAME=VALUE` for the environment of the command, and lines `warning=TEXT` to print first;
                  the process is pinned when it reads them
-    the others   what the shim prints, as it is
+    the others   text that the shim prints unchanged
 
 The agent answers within ANSWER_SECONDS; a client may give up after that.
 """
@@ -44,7 +44,7 @@ END: Final = b"\n\n"
 _QUOTED: Final = 60  # characters quoted of an invalid text
 _LINE: Final = re.compile(r"([a-z]+)=([^\x00-\x1f\x7f]*)")
 ANY_SOCKET: Final = "-1"
-_NUMBER: Final = re.compile(r"[0-9]{1,6}")  # because int() also accepts "1_0" and digits of other scripts
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")  # int() also accepts "1_0" and digits of other scripts
 _COUNT: Final = re.compile(r"\+?[0-9]{1,6}")
 
 
@@ -69,7 +69,7 @@ _KEYS: Final = frozenset({"pool", "cores", "socket", "affinity"})  # keys of iso
 
 
 class Request(NamedTuple):
-    """A request; its values are as the user wrote them."""
+    """A request with its unparsed values, by key."""
 
     verb: Verb
     values: Mapping[str, str]
@@ -124,7 +124,7 @@ class Pool(StrEnum):
 
     @property
     def resource(self) -> str:
-        """The extended resource that entitles to the pool's cores; empty if none does."""
+        """The extended resource that a container must request to get cores of the pool; empty for a shared pool."""
         return _RESOURCES.get(self, "")
 
 
@@ -182,12 +182,12 @@ def _socket(text: str) -> int | None:
 
 
 def accepted(body: str) -> bytes:
-    """Return the answer of a successful request."""
+    """Return the encoded answer `ok` with a body."""
     return _framed("ok", body)
 
 
 def denied(reason: Denied) -> bytes:
-    """Return the answer of a refused request."""
+    """Return the encoded answer `error` with its reason."""
     return _framed("error", " ".join(str(reason).split()))
 
 

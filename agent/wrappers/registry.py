@@ -52,12 +52,12 @@ class Claim:
     holder: Holder
     want: Want
     cpus: CPUSet = EMPTY  # CPUs leased from its container's own; empty in a pool
-    # The claim of the `cmk isolate` that executed this one, in the same process: it keeps its cores until then.
+    # For nested wrappers: the claim of the outer `cmk isolate` in the same process, which keeps its cores.
     outer: Claim | None = None
 
     @property
     def held(self) -> CPUSet:
-        """The CPUs that are exclusive to this process within the container."""
+        """The CPUs that no other process of the container may lease, with those of the outer claim."""
         return self.outer.cpus if self.outer else self.cpus
 
     @property
@@ -67,7 +67,7 @@ class Claim:
 
 
 class Registry:
-    """Every live claim of the node, indexed by container, so that costs do not grow with other containers."""
+    """Every live claim of the node, indexed by container, so that lookups do not slow down with other containers."""
 
     def __init__(self) -> None:
         self.version = 0  # incremented with each update
@@ -84,14 +84,14 @@ class Registry:
         return len(self._claims)
 
     def of(self, process: Process) -> Claim | None:
-        """Return the claim of a process."""
+        """Return the claim of a process; None if it has none."""
         return self._claims.get(process)
 
     def choose(self, process: Process, holder: Holder, want: Want, own: Sequence[OwnCore]) -> Claim:
-        """Choose CPUs from the container's cores `own` for a request; raise Denied.
+        """Return a claim for a request, with cores of `own`, the container's cores; raise Denied. Nothing is recorded.
 
-        A repeated request gets the same claim. A process that requests other cores releases its claim once it gets
-        these. A request for a pool keeps the process's cores, as the outer of two wrappers did in CMK.
+        A repeated request gets the same claim. If a process requests other cores, recording the new claim releases its
+        old one. If it requests a pool, it keeps its cores as outer claim, as with nested wrappers in CMK.
         """
         before = self.of(process)
         for claim in before.all if before else ():
@@ -105,7 +105,7 @@ class Registry:
         return Claim(process, holder, want, self._take(process, holder, want, own))
 
     def choose_again(self, claim: Claim, own: Sequence[OwnCore]) -> Claim:
-        """Return a claim with other cores of `own`, because its container lost some of the held ones; raise Denied."""
+        """Return a claim with cores of `own`, because its container lost some of its old ones; raise Denied."""
         if claim.outer:
             return replace(claim, outer=self.choose_again(claim.outer, own))
         return replace(claim, cpus=self._take(claim.process, claim.holder, claim.want, own))
@@ -142,13 +142,13 @@ class Registry:
 
 
 def _owner(before: Claim | None, holder: Holder) -> Claim | None:
-    """Return the process's claim to cores of the same container; None if it has none."""
+    """Return the claim by which a process already holds cores of this container; None if it holds none."""
     outer = before and (before.outer or before)
     return outer if outer and outer.cpus and outer.holder == holder else None
 
 
 def _take(own: Sequence[OwnCore], want: Want, others: Sequence[Claim]) -> CPUSet:
-    """Return the CPUs of the first free cores, by number."""
+    """Return the CPUs of the first free cores of `own` on the wanted socket; raise Denied if too few are free."""
     busy = union(claim.held for claim in others)
     within = [core for core in own if want.socket in (None, core.package)]
     free = [core for core in within if core.cpus.isdisjoint(busy)]

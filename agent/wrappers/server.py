@@ -1,7 +1,7 @@
 """Server of `cmk.sock`: its socket file, connections, turns and answers.
 
-The directory is mounted into every CMK pod, so its content is not trusted or followed: the socket is created under
-another name and then renamed over whatever is there.
+The directory is mounted into every CMK pod, so its content is not trusted, and links in it are not followed: the socket
+is created under another name and then renamed over any file of its name.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Request
 
 MODE: Final = 0o666  # containers may run as any user
-BACKLOG: Final = 64  # clients that may wait in connect(2); one process cannot fill the queue for long
-ACCEPT_SECONDS: Final = 0.001  # CPU time for new connections per loop iteration
+BACKLOG: Final = 64  # length of listen(2)'s queue; one process cannot fill it for long
+ACCEPT_SECONDS: Final = 0.001  # seconds of CPU time for new connections per loop iteration
 REST: Final = 12.0  # seconds of rest per second of CPU time for refused connections: at most 1/13 of a core
 PAUSE_SECONDS: Final = 0.1  # pause while there is no file descriptor for another connection
-SEND_BUFFER: Final = 8192  # bytes of an unread answer in the kernel, which allocates twice as many
-# Turns charged for a report of the node, because it takes the agent that many times longer than an answer.
+SEND_BUFFER: Final = 8192  # bytes of an unread answer that the kernel stores; it allocates twice as many
+# Turns charged for a report of the node, which takes the agent that many times longer than `isolate`.
 REPORT_TURNS: Final = 8
 UNKNOWN: Final = Origin("", "")  # origin of processes that exited or are not visible
 TOO_LATE: Final = Denied(f"the agent was not ready within {ANSWER_SECONDS:.0f} seconds: try again")
@@ -67,11 +67,11 @@ class Listener:
             raise
 
     def _made(self) -> tuple[socket.socket, int]:
-        """Return a listening socket, and its inode number."""
+        """Create the socket and rename it into place; return the listening socket and its inode number."""
         beside = f".{self._name}.{secrets.token_hex(8)}"
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            # supports paths of any length, and stays in this directory
+            # a path by descriptor may have any length, and cannot leave this directory
             made.bind(f"/proc/self/fd/{self._folder}/{beside}")
             inode = self._open_to_all(beside)
             made.listen(BACKLOG)
@@ -84,7 +84,7 @@ class Listener:
         return made, inode
 
     def _open_to_all(self, name: str) -> int:
-        """Let all users connect to the new socket file, unless another file has replaced it."""
+        """Let all users connect to the new socket file; return its inode; raise PermissionError if it was replaced."""
         file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             found = os.fstat(file)
@@ -121,14 +121,14 @@ def listen(folder: Path, name: str) -> Listener:
 
 
 class Answering(Protocol):
-    """Computes the answers."""
+    """Source of the answers, and of the container that a connection is charged to."""
 
     def origin_of(self, pid: int) -> Origin:
         """Return the pod and container to which a process's requests are charged; raise Gone."""
         ...
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
-        """Return the answer of a successful request; raise Denied, Gone."""
+        """Return the encoded answer to a request; raise Denied, Gone."""
         ...
 
 
@@ -183,7 +183,7 @@ class Server:
                 task.cancel()
 
     async def _accept_some(self, listening: socket.socket) -> bool:
-        """Accept waiting connections; return whether none is left. Then pause for the cost of refused connections."""
+        """Accept waiting connections, then pause for the CPU time that refused ones took; return whether none waits."""
         began = last = time.thread_time()
         refused, is_empty = 0.0, False
         while last - began < ACCEPT_SECONDS:
@@ -207,7 +207,7 @@ class Server:
     def _begin(self, connection: socket.socket) -> bool:
         """Serve a connection, or refuse it as cheaply as possible; return whether it is served.
 
-        Cheap checks come first, because refused connections share the kernel's queue with all others.
+        Cheap checks come first, because all containers share the kernel's queue of connections, also refused ones.
         """
         try:
             pid = pid_of(connection)
@@ -227,7 +227,7 @@ class Server:
         return self._begin_task(connection, origin)
 
     def _begin_task(self, connection: socket.socket, origin: Origin) -> bool:
-        """Serve a counted connection; return whether its process could be opened."""
+        """Start the task that serves a counted connection; return whether its process could be opened."""
         connection.setblocking(False)  # noqa: FBT003 of the standard library
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -242,7 +242,7 @@ class Server:
         return True
 
     def _refuse(self, connection: socket.socket, error: Exception, origin: Origin) -> None:
-        """Close a connection, with the reason within the container's rate limit; the request is not read."""
+        """Close a connection without reading the request; send the reason if the container's rate limit allows it."""
         with suppress(OSError):
             if isinstance(error, Denied) and self._refusals.may_explain(origin):
                 connection.send(denied(error), socket.MSG_DONTWAIT)
@@ -293,14 +293,14 @@ async def _readable(listening: socket.socket) -> None:
 
 
 async def _left(connection: socket.socket) -> None:
-    """Wait until the client closes, because an unread answer uses memory and must count against its limit."""
+    """Wait until the client closes: until then an unread answer uses memory, so the connection stays counted."""
     connection.shutdown(socket.SHUT_WR)
     while await asyncio.get_running_loop().sock_recv(connection, REQUEST_LIMIT):
         await asyncio.sleep(SEND_SECONDS)  # the client still sends, against the protocol
 
 
 async def _received(connection: socket.socket) -> bytes:
-    """Return the bytes up to the empty line; raise Denied if there are too many, Gone if the line never comes."""
+    """Return the request's bytes up to the empty line; raise Denied if there are too many, Gone if it is incomplete."""
     loop, content = asyncio.get_running_loop(), b""
     async with asyncio.timeout(SEND_SECONDS):
         while not content.endswith(END):

@@ -1,4 +1,4 @@
-"""Service for the commands under `cmk isolate`: connects passes, registry and socket."""
+"""Service for `cmk isolate` in containers: connects reconcile passes, the registry of claims and the socket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pinning.contract import PoolUse
     from pinning.planning.observed import Owner
 
-# Longest wait for a pass that lists a new container.
+# Longest wait, in seconds, for a pass that lists a new container.
 UNKNOWN_SECONDS: Final = 4.0
 LOOK_SECONDS: Final = 2.0  # between checks that the socket file is still in place
 
@@ -65,7 +65,7 @@ class Dependencies(NamedTuple):
 
 
 class Reports:
-    """Cached answer for each verb: rate-limited, because an answer takes milliseconds and any container may request one."""
+    """Cached answers to report verbs, rate-limited: computing one takes milliseconds, and any container may ask."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -76,7 +76,7 @@ class Reports:
     async def of(
         self, verb: str, of_what: Callable[[], tuple[object, ...]], make: Callable[[], bytes]
     ) -> bytes:
-        """Return the answer for a verb; compute it again if its input changed."""
+        """Return the cached answer for a verb; if `of_what` returns another input, compute it again by `make`."""
         async with self._lock:
             if not self._is_kept(verb, of_what()):
                 await asyncio.sleep(self._rests)
@@ -106,7 +106,7 @@ class WrapperService:
         self._edges = edges
         self._store = store
         self._texts = texts
-        _open_more_files()  # before the claims of the last agent are restored, because each takes one descriptor
+        _open_more_files()  # before restoring the last agent's claims, each of which takes a descriptor
         kept = store.load()
         self._saver = Saver(store, self._kept, edges.monotonic)
         self._reclaimer = Reclaimer(kept, self._saver)
@@ -116,7 +116,7 @@ class WrapperService:
         self._uses = ContainerUses(kept.uses)
         self._passes = PassWaiter()
         self._view: NodeView | None = None  # None: no pass has ended yet
-        self._is_ending = False  # this agent is stopping
+        self._is_ending = False  # this agent is exiting
         self._listener: Listener | None = None
         self._lost_place = asyncio.Event()  # another file has replaced the listener's socket
         # Tasks that were reported since the last pass, by process.
@@ -139,7 +139,7 @@ class WrapperService:
         return self._uses.asked()
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
-        """Receive the result of the pass that read `uses` last."""
+        """Receive the state and the live containers of the pass that read `uses` last."""
         self._view, self._tasks = NodeView(state, containers), {}
         self._uses.passed()
         if state.containers_complete:
@@ -153,7 +153,7 @@ class WrapperService:
         self._passes.ended()
 
     def shown(self, state: NodeState) -> NodeState:
-        """Return the node state with the wrappers that run now."""
+        """Return the node state with the tasks of the wrappers that run now and the reclaimed CPUs."""
         tasks = tuple(chain.from_iterable(map(self._tasks_of, self._claims.registry)))
         reclaims = self._reclaimer.reclaims
         return replace(state, tasks=tasks, reclaimed=reclaims.entries, reclaims_dropped=reclaims.dropped)
@@ -171,15 +171,15 @@ class WrapperService:
         self._saver.took(claim)
 
     def _ended(self, claim: Claim, is_killed: bool | None) -> None:  # noqa: FBT001 a fact, not a switch
-        """Save the end of a claim; list its cores if its process could not release them."""
-        if self._is_ending:  # its request is unanswered, so its process will ask the next agent
+        """Save the end of a claim; list its cores as reclaimed if its process was killed."""
+        if self._is_ending:  # the request has no answer yet, so the shim repeats it to the next agent
             return
         if is_killed is None and self._view and self._exits.is_first(claim):
             self._exits.wait_for(claim.holder, entries_of(claim, self._view, ExitSource.RUNTIME))
         self._reclaimer.ended(claim, self._view, is_killed=bool(is_killed))
 
     def reset(self) -> None:
-        """Remove socket and file."""
+        """Remove the socket and the file of saved claims."""
         self._store.remove()
         with suppress(OSError):  # containers may write to the directory: there may be a folder of that name
             (self._folder / CMK_SOCKET).unlink()
@@ -197,7 +197,7 @@ class WrapperService:
             self._claims.unwatch()
 
     def _show(self, changed: Callable[[], None]) -> None:
-        """Save changed claims, and publish them."""
+        """Save changed claims unless a save failed a moment ago, and call `changed`."""
         if not self._saver.rests:
             self._save()
         changed()
@@ -209,7 +209,7 @@ class WrapperService:
         return LOOK_SECONDS
 
     async def _serve(self) -> None:
-        """Serve one socket until `look` finds that it is not in its place."""
+        """Create the socket and serve it until `look` finds that another file has replaced it."""
         try:
             listener = self._listener = listen(self._folder, CMK_SOCKET)
         except AgentError as error:
@@ -235,7 +235,7 @@ class WrapperService:
             listener.close()
 
     def origin_of(self, pid: int) -> Origin:
-        """Return the pod and container of a process; for an unknown container its cgroup and that cgroup's parent."""
+        """Return the pod and container of a process; if they are unknown, the parent of its cgroup and its cgroup."""
         path = self._edges.cgroup_of(pid, self._edges.hierarchy.version)
         found = self._found(pid, path)
         if found is None:
@@ -243,7 +243,7 @@ class WrapperService:
         return Origin(self._newest().containers[found].owner.pod_uid, found)
 
     async def answer(self, peer: Peer, request: Request) -> bytes:
-        """Return the answer of a successful request; raise Denied, Gone."""
+        """Return the encoded answer to a request; raise Denied, Gone."""
         await self._passes.until(lambda: self._view is not None, UNKNOWN_SECONDS)
         if request.verb is Verb.ISOLATE:
             return accepted(await self._isolated(peer, request))
@@ -271,7 +271,7 @@ class WrapperService:
         return self._view.cgroups.container_of(pid, path, self._edges.hierarchy) if self._view else None
 
     def _is_listed(self, path: str) -> bool:
-        """Return whether a known container may have this cgroup, without asking the kernel for each process."""
+        """Return whether the cgroup may belong to a known container, by its path alone."""
         return self._view is not None and any(True for _ in self._view.cgroups.candidates(path))
 
     def _newest(self) -> NodeView:
@@ -280,7 +280,7 @@ class WrapperService:
         return self._view
 
     def _save(self) -> None:
-        """Save the changes of a pass."""
+        """Save the queued changes; log a failure."""
         try:
             self._saver.save()
         except OSError as error:  # retried later; no process gets CPUs until the save succeeds

@@ -1,8 +1,9 @@
-"""State of the wrappers that outlives the agent, in a file for the next one.
+"""State of the wrappers in a file, from which the next agent restores it.
 
-It is valid in one boot only, because processes are. Lines of JSON: changes are appended, so that an answer costs the
-same however many came before. If two lines are about the same process or container, the later line is valid. The end of
-a process is a line too: a claim without one whose process exited ended while no agent ran.
+The file has lines of JSON and is valid in one boot only, because processes end with it. Changes are appended, so that
+the cost of an answer does not grow with earlier ones. If two lines are about the same process or container, the later
+one is valid. The end of a process is a line too. If a claim has no such line and its process has exited, the process
+ended while no agent ran.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SPARE_LINES: Final = 1000  # the file is rewritten when it exceeds twice its val
 REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
 MOST_RECLAIMED: Final = 256  # reclaimed entries of a node: 16 kB in its object
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
-Used = tuple["Owner", frozenset["PoolUse"]]  # the pools that a container uses besides its own cores
+Used = tuple["Owner", frozenset["PoolUse"]]  # a container, and the pools that it uses besides its own cores
 
 
 class Kept(NamedTuple):
@@ -51,10 +52,10 @@ class Kept(NamedTuple):
 
 
 class Reclaims:
-    """Bounded list of entries.
+    """Bounded list of CPUs whose processes died without releasing them.
 
-    Above the bound the namespace with the most entries loses its oldest, so that a tenant which kills its own processes
-    in a loop evicts its own entries only.
+    Above the bound, the oldest entry of the namespace with the most entries is evicted, so that a tenant which kills
+    its own processes in a loop evicts only its own entries.
     """
 
     def __init__(self, entries: Iterable[Reclaimed] = (), dropped: int = 0) -> None:
@@ -82,9 +83,9 @@ def _namespace(entry: Reclaimed) -> str:
 
 
 class Store:
-    """A file that is appended to, or replaced atomically.
+    """The file of the state: changes are appended to it, or it is replaced atomically.
 
-    Not flushed: after a power failure the processes are gone too.
+    It is not flushed to disk, because after a power failure the processes have ended too.
     """
 
     def __init__(self, path: Path, boot_id: str) -> None:
@@ -94,7 +95,7 @@ class Store:
         self._lines = 0
 
     def add(self, texts: Iterable[str], kept: Callable[[], Kept]) -> None:
-        """Append lines for changes of `kept`; raise OSError. After a failure write all of `kept`."""
+        """Append lines for changes; after a failure, or if the file is too long, save all of `kept`; raise OSError."""
         lines = list(texts)
         if self._end < 0 or self._lines + len(lines) > SPARE_LINES:
             self.save(kept())
@@ -116,7 +117,7 @@ class Store:
         self._lines = -len(kept.claims) - len(kept.uses) - len(kept.pools) - len(kept.reclaimed)
 
     def load(self) -> Kept:
-        """Return the last agent's state of this boot, an empty one if it cannot be read."""
+        """Return the state that the last agent saved in this boot; an empty one if it cannot be read."""
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -149,7 +150,7 @@ class Saver:
         self._kept = kept
         self._clock = clock
         self._due: list[str] = []  # lines that are not saved yet
-        # Type and arguments of the last try's error; empty: it succeeded.
+        # Arguments of the OSError of the last save; empty: the save succeeded.
         self._failed: tuple[object, ...] = ()
         self._again = 0.0  # time of the next retry for requests
         self._saving: asyncio.Future[None] | None = None  # the pending save that all callers wait for
@@ -172,7 +173,7 @@ class Saver:
 
     @property
     def rests(self) -> bool:
-        """Return whether the last try failed a moment ago."""
+        """Return whether the last save failed less than REST_SECONDS ago."""
         return bool(self._failed) and self._clock() < self._again
 
     def uses(self, container_id: str, used: Used) -> None:
@@ -193,7 +194,7 @@ class Saver:
         self._due, self._failed = [], ()
 
     async def saved(self) -> None:
-        """Wait until everything queued so far is saved; raise OSError, also for a failure a moment ago."""
+        """Wait until everything queued so far is saved; raise OSError, at once if a save failed a moment ago."""
         if not self._due:
             return
         if self.rests:
@@ -202,7 +203,7 @@ class Saver:
             loop = asyncio.get_running_loop()
             self._saving = loop.create_future()
             loop.call_soon(self._save_for, self._saving)
-        await asyncio.shield(self._saving)  # a cancelled waiter must not cancel it for the others
+        await asyncio.shield(self._saving)  # a cancelled waiter must not cancel the save for the others
 
     def _save_for(self, saving: asyncio.Future[None]) -> None:
         self._saving = None
@@ -269,7 +270,7 @@ def _line(body: dict[str, Any]) -> str:
 
 
 class _Reader:
-    """Collects the lines of a file."""
+    """Parser that collects the state from the lines of a file."""
 
     def __init__(self, dropped: int) -> None:
         self.claims: dict[Process, Claim] = {}
@@ -278,7 +279,7 @@ class _Reader:
         self.reclaims = Reclaims(dropped=dropped)
 
     def read(self, saved: Mapping[str, Any]) -> None:
-        """Parse one line; raise one of _DAMAGES."""
+        """Parse one line and add it to the state; raise one of _DAMAGES."""
         if "uses" in saved:
             self.uses[str(saved["uses"])] = _read_uses(saved)
         elif "ended" in saved:
@@ -297,7 +298,7 @@ class _Reader:
 
 
 def read(text: str, boot_id: str) -> Kept:
-    """Decode what `write` wrote in this boot, with appended lines; empty for anything else."""
+    """Decode the text that `write` wrote, with appended lines; return an empty state for another boot or version."""
     first, *lines = text.split("\n")
     try:
         head = parse_json(first)
@@ -307,7 +308,7 @@ def read(text: str, boot_id: str) -> Kept:
     except _DAMAGES:
         return Kept()
     for line in lines:
-        with suppress(*_DAMAGES):  # an agent killed while it wrote this line has not answered the request
+        with suppress(*_DAMAGES):  # an agent killed while it wrote a line had not answered
             reader.read(parse_json(line))
     reclaims = reader.reclaims
     return Kept(
