@@ -1,1 +1,1 @@
-"""The checks of `corepin doctor`, and the reading of the facts behind them. Read-only."""
+"""Checks of `corepin doctor`, and readers of the facts that they examine. Read-only."""

@@ -64,7 +64,7 @@ class AgentFacts:
     # CPU requests of those containers; of kube-system if no namespace is configured.
     system_millicores: int = 0
     is_strict: bool = False  # containers without CPUs of their own stay off the reserved CPUs
-    static_shared: CPUSet | None = None  # the shared set beside static pools; None: without them
+    static_shared: CPUSet | None = None  # the shared set if static pools are configured; None: they are not
     pod_names: Mapping[str, str] = field(default_factory=dict)  # namespace/pod by uid
     quiet: Quiet | None = None  # None: this agent does not move interrupts
     devices: DeviceFacts = NO_DEVICES
@@ -81,7 +81,7 @@ class ForeignThreads:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a machine; None if one could not be read, with the reason in `missing`."""
+    """Facts about a machine. A fact that could not be read is None, with the reason in `missing`."""
 
     kubelet: KubeletPolicy  # the policy in the kubelet's state file
     kubelet_runs: bool
@@ -114,7 +114,7 @@ class Facts:
 
     @property
     def policy(self) -> KubeletPolicy:
-        """The kubelet's policy from its state file, otherwise as the agent learned it from the kubelet."""
+        """The kubelet's CPU manager policy from its state file; if that is unknown, the one that the agent reports."""
         if self.kubelet is KubeletPolicy.UNKNOWN and self.agent:
             return self.agent.kubelet
         return self.kubelet
@@ -126,12 +126,12 @@ class Facts:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the agent itself starts the containers."""
+        """Return whether the agent itself starts the containers (runtime `local`)."""
         return self.agent is not None and self.agent.runtime.startswith("local")
 
 
 def examine(facts: Facts) -> tuple[Check, ...]:
-    """Return every check; problems are ordered so that an earlier one should be solved first."""
+    """Return the result of every check, in the order in which problems should be solved."""
     return tuple(
         check
         for examined in (
@@ -174,7 +174,7 @@ def _claims(facts: Facts) -> Iterator[Check]:
 
 
 def _has_room(facts: Facts) -> bool | None:
-    """Return whether the agent has CPUs to publish for claims, including those that claims already hold; None: not known."""
+    """Return whether the agent has CPUs to publish for claims, also those that claims hold; None: not known."""
     agent = facts.agent
     if agent is None or facts.topology is None:
         return None
@@ -285,7 +285,10 @@ def _kubelet_amount(facts: Facts) -> Iterator[Check]:
 
 
 def _reserved(facts: Facts) -> Iterator[Check]:
-    """Compare the reserved CPUs with the CPU requests in system namespaces; propose such namespaces if none is configured."""
+    """Yield the check that the reserved CPUs cover the CPU requests in system namespaces.
+
+    If no such namespace is configured, propose to configure kube-system.
+    """
     subject = "reserved CPUs"
     agent = facts.agent
     if agent is None or agent.observes or facts.is_local:
@@ -389,7 +392,7 @@ def _without_kept(noise: Noise, quiet: Quiet | None) -> Noise:
 
 
 def _other_cpus(facts: Facts, agent: AgentFacts) -> CPUSet:
-    """Return the CPUs that are not exclusive."""
+    """Return the online CPUs that no exclusive container owns."""
     online = facts.topology.online if facts.topology else agent.allocatable | agent.reserved
     return online - agent.exclusive
 

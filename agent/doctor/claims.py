@@ -1,4 +1,4 @@
-"""Check that ResourceClaims can have CPUs of this machine, if the agent is their driver. Pure."""
+"""Check that ResourceClaims can get CPUs of this machine, if the agent is their DRA driver. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REACH: Final = "let KUBECONFIG reach the cluster, and name this node with --node
 
 
 class ClusterFacts(NamedTuple):
-    """Facts of claims from the API server."""
+    """Facts about ResourceClaims from the API server."""
 
     has_group: bool = True  # the API server has the group resource.k8s.io/v1
     drivers: Mapping[str, int] = {}  # number of CPUs that each driver publishes for this node
@@ -31,14 +31,14 @@ class ClusterFacts(NamedTuple):
 
 
 class ClaimFacts(NamedTuple):
-    """Facts of claims; `absent_folders` are host folders that the driver needs but that do not exist."""
+    """Facts about the driver; `absent_folders` are host folders that the driver needs and that do not exist."""
 
     is_wanted: bool = False  # the agent is configured as driver of ResourceClaims
     absent_folders: tuple[str, ...] = ()
     cdi_folder: str = ""  # the CDI folder, if the agent cannot write it; empty: it can
     is_listening: bool = False  # the plugin's registration socket exists
     cluster: ClusterFacts | None = None  # None: not known
-    silence: str = ""  # why `cluster` is not known
+    silence: str = ""  # why `cluster` could not be read
 
 
 NOT_WANTED: Final = ClaimFacts()

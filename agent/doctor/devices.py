@@ -29,7 +29,7 @@ NO_DEVICES: Final = DeviceFacts("", {})
 
 
 def device_checks(facts: DeviceFacts) -> Iterator[Check]:
-    """Yield the policy's effect on devices; nothing if no container with CPUs has a device."""
+    """Yield the check of what the topology manager's policy means for devices; none without such devices."""
     subject = "topology manager"
     several = [name for name, resources in facts.resources.items() if len(resources) > 1]
     apart = f"the devices of {listed(several)}, which are of several kinds, may be on different NUMA nodes"

@@ -62,7 +62,7 @@ class Places:
 
 
 def read_facts(places: Places, state: AgentState | None, seconds: float) -> Facts:
-    """Read the facts. `state` is the agent's state; threads are watched for `seconds`."""
+    """Return the facts. `state` is the agent's state; threads on exclusive CPUs are watched for `seconds`."""
     missing: dict[str, str] = {}
     proc = places.root / "proc"
     running = tuple(programs(proc))
@@ -91,7 +91,7 @@ def read_facts(places: Places, state: AgentState | None, seconds: float) -> Fact
 
 
 def _is_guarded(proc: Path, state: AgentState | None, namespace: str) -> bool:
-    """Return whether a guard runs, outside of all pods or in a pod of corepin's namespace."""
+    """Return whether a `corepin guard` process runs, outside of all pods or in a pod of corepin's namespace."""
     ours = {pod.uid for pod in (state.pods if state else ()) if pod.namespace == namespace}
     return any(pod is None or pod in ours for pod in pods_of_verb(proc, "guard"))
 
@@ -142,7 +142,7 @@ def _resources(state: AgentState) -> dict[str, tuple[str, ...]]:
 
 
 def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:
-    """Return the CPUs that the containers of each pod own exclusively, with the siblings kept idle, by the pod's uid."""
+    """Return, by pod uid, the CPUs that the pod's containers own exclusively, with the siblings kept idle."""
     owned: dict[str, CPUSet] = {}
     for pod in state.pods:
         if pod.pool:
@@ -157,7 +157,7 @@ def exclusive_cpus(state: AgentState) -> dict[str, CPUSet]:
 def _watch(
     places: Places, state: AgentState, exclusive: CPUSet, seconds: float
 ) -> tuple[ForeignThreads, Noise | None]:
-    """Watch exclusive CPUs for some seconds: foreign threads and, if requested, noise."""
+    """Watch exclusive CPUs for some seconds; return the foreign threads and, if requested, the noise."""
     proc = places.root / "proc"
 
     def threads() -> ForeignThreads:
@@ -170,7 +170,7 @@ def _watch(
 
 
 def _first_pids(state: AgentState) -> dict[str, int]:
-    """Return the first process of each container with exclusive CPUs, by namespace/pod/container."""
+    """Return the pid of the first process of each container with exclusive CPUs, by namespace/pod/container."""
     owners = {
         f"{pod.namespace}/{pod.name}/{name}"
         for pod in state.pods

@@ -30,8 +30,8 @@ def foreign_threads(
 ) -> ForeignThreads:
     """Watch all threads for a while; return those that ran on exclusive CPUs and belong to no owning pod.
 
-    `owned` are the exclusive CPUs by pod uid. Every thread of an owning pod counts as the owner's, because only the
-    runtime knows its container.
+    `owned` are the exclusive CPUs by pod uid. No thread of an owning pod is returned, because only the runtime knows
+    which container of the pod it belongs to.
     """
     if not owned:
         return ForeignThreads({})
@@ -47,10 +47,10 @@ def foreign_threads(
 
 
 def _ran(proc: Path, cpus: CPUSet, seconds: float, sleep: Callable[[float], None]) -> Iterable[_Thread]:
-    """Return the threads that ran on the CPUs while they were watched.
+    """Return the threads that ran on these CPUs within `seconds`.
 
-    The kernel shows only the last CPU of a thread, and most daemons may run anywhere, so threads are read
-    several times.
+    The kernel shows only the CPU on which a thread last ran, and most daemons may run on any CPU, so threads are
+    read several times.
     """
     looks = min(max(1, int(seconds)), _MOST_LOOKS)
     found: dict[int, _Thread] = {}
@@ -75,7 +75,7 @@ class _Thread(NamedTuple):
 
 
 def _threads(proc: Path, cpus: CPUSet) -> Iterator[_Thread]:
-    """Yield each thread of other processes that last ran on one of the CPUs."""
+    """Yield each thread that last ran on one of the CPUs, without those of this process."""
     numbers = {str(cpu) for cpu in cpus}
     for process in proc.glob("[0-9]*"):
         for task in _tasks(process):

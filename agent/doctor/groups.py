@@ -1,4 +1,4 @@
-"""Check that a node's agent runs with the configuration that the node's label names. Pure."""
+"""Check that a node's agent runs with the configuration of the CPU group in the node's label. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GroupFacts(NamedTuple):
-    """Facts about the group of a node; None: unknown."""
+    """Facts about the CPU group of a node; None: unknown."""
 
     labelled: str | None = None  # value of the node's group label; empty: the node has no label
     # Node group of the configuration that the agent runs with; empty: the default one.

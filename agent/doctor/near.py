@@ -1,4 +1,4 @@
-"""Check that schedulers see how many CPUs are free beside devices, if the agent publishes it. Pure."""
+"""Check the Node's counts of free CPUs on the NUMA nodes of devices, if the agent publishes them. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class NearFacts(NamedTuple):
-    """Numbers of CPUs beside devices from the API server."""
+    """Counts of CPUs beside devices (on their NUMA nodes), as read from the API server."""
 
     is_wanted: bool = False  # the agent is configured to publish these numbers
     counts: Mapping[str, str] | None = None  # allocatable amount of each resource; None: not known
-    silence: str = ""  # why `counts` is not known
+    silence: str = ""  # why `counts` could not be read
 
 
 NOT_WANTED: Final = NearFacts()
 
 
 def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> Iterator[Check]:
-    """Yield the numbers of free CPUs beside devices that schedulers read from the Node; nothing if the feature is off."""
+    """Yield the check of the published counts of free CPUs beside devices; none if the feature is off."""
     subject = "CPUs beside devices"
     if not facts.is_wanted:
         return

@@ -24,7 +24,7 @@ _QUEUES: Final = "each serves I/O that a task on its CPU, or on one that shares 
 def noise_checks(
     noise: Noise, movable: Counter[str], fixed: Counter[str], exclusive: CPUSet, others: CPUSet
 ) -> Iterator[Check]:
-    """Yield the noise counted on exclusive CPUs; `others` are the CPUs to which its sources could move."""
+    """Yield a check per kind of noise counted on exclusive CPUs; `others` are CPUs to which sources could move."""
     yield from _interrupts(noise, others)
     yield from _kernel_threads(movable, others)
     yield from _entered(noise.waited)
@@ -75,7 +75,7 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
 
 
 def _interrupt_remedy(row: Row, others: CPUSet) -> str:
-    """Return the command that moves an interrupt; only a write shows whether its driver permits it."""
+    """Return the command that moves an interrupt; whether its driver permits that is known only after the write."""
     return (
         f"echo {others} > /proc/irq/{row.name}/smp_affinity_list, and where irqbalance runs IRQBALANCE_BANNED_CPULIST;"
         " if the write fails, the kernel manages it: it then serves I/O of the CPU's own tasks"
@@ -135,7 +135,7 @@ def _waits(waited: Mapping[str, Waited]) -> Iterator[Check]:
 
 
 def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator[Check]:
-    """Yield the noise that no setting of a running kernel moves."""
+    """Yield checks of noise that cannot be moved without a reboot."""
     subject = "not movable"
     boot = f"only the kernel's command line changes that: nohz_full={exclusive} rcu_nocbs={exclusive}, and a restart"
     rows = () if isinstance(noise.interrupts, str) else noise.interrupts
@@ -155,7 +155,7 @@ def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator
 
 
 def _periodic(periodic: Periodic, exclusive: CPUSet, others: CPUSet) -> Iterator[Check]:
-    """Yield settings of the whole node, which corepin does not touch."""
+    """Yield checks of node-wide kernel settings for periodic work, which corepin does not change."""
     subject = "periodic work"
     if periodic.stat_interval is not None:
         remedy = "sysctl vm.stat_interval=120 makes that rarer, on every CPU of the node: its statistics are then older"
@@ -169,7 +169,7 @@ def _periodic(periodic: Periodic, exclusive: CPUSet, others: CPUSet) -> Iterator
 
 
 def _names(names: Counter[str]) -> str:
-    """Return the most frequent names, each with its number of threads."""
+    """Return the most frequent names, each with its count, as text."""
     often = sorted(names, key=lambda name: (-names[name], name))
     more = ", ..." if len(often) > _LISTED else ""
     return ", ".join(f"{name} ({names[name]})" for name in often[:_LISTED]) + more

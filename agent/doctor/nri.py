@@ -1,4 +1,4 @@
-"""Check that the agent can set containers' CPUs before they start over NRI, and how to enable that. Pure."""
+"""Check that the agent can set containers' CPUs over NRI before they start; the remedy tells how. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOUNT: Final = "for the agent's pod take the component nri, which mounts its fol
 
 
 class Socket(StrEnum):
-    """The state of the socket of the runtime's NRI."""
+    """The state of the runtime's NRI socket."""
 
     ANSWERS = "answers"
     SILENT = "silent"  # the socket exists, and no process listens on it
@@ -79,7 +79,7 @@ _SWITCHES: Final = {  # how to switch NRI on, newest version first
 
 
 def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator[Check]:
-    """Yield how containers get their CPUs; a finding only if the runtime offers NRI and the agent cannot use it."""
+    """Yield the check of how containers get their CPUs: a finding if the runtime offers NRI and the agent lacks it."""
     if agent and agent.holds:
         yield ok(SUBJECT, f"the agent is connected: {BIRTH}")
     elif agent and not agent.reason:
@@ -102,7 +102,7 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
 
 
 def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator[Check]:
-    """Yield the effect of a missing guard or NRI on containers that require their CPUs."""
+    """Yield the check of whether guard and NRI hold back containers that require their CPUs at start."""
     subject = "required CPUs"
     if not holds:
         remedy = "`gate: true` in the webhook's configuration has their pods wait in an init container"

@@ -14,7 +14,7 @@ _SECONDS: Final = 2.0
 
 
 def look_at(path: Path) -> Socket:
-    """Return the state of the socket. The runtime logs the probe as a plugin that connected and left at once."""
+    """Return the state of the socket after connecting to it; the runtime logs a plugin that disconnected at once."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_SECONDS)

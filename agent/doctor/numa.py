@@ -1,4 +1,4 @@
-"""Check that schedulers see the free resources of this machine's NUMA nodes, if the agent publishes them. Pure."""
+"""Check that the cluster has this node's NodeResourceTopology, if the agent publishes it. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class ZoneFacts(NamedTuple):
     """The content of the node's NodeResourceTopology."""
 
     is_ours: bool
-    cpus: Mapping[str, tuple[str, str]]  # free and allocatable, by zone: "node-0"
+    cpus: Mapping[str, tuple[str, str]]  # number of free and of allocatable CPUs, by zone: "node-0"
 
 
 class NUMAFacts(NamedTuple):
-    """NUMA facts from the API server."""
+    """Facts about the node's NodeResourceTopology from the API server."""
 
     is_wanted: bool = False  # the agent is configured to publish a NodeResourceTopology
     zones: ZoneFacts | None = None  # None: there is no such object, or it is unknown
-    silence: str = ""  # why `zones` is unknown
+    silence: str = ""  # why `zones` could not be read
 
 
 NOT_WANTED: Final = NUMAFacts()

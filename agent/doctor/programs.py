@@ -1,6 +1,6 @@
-"""Find programs of the node that matter to the checks, by process name. Reads /proc only.
+"""Find programs on the node by process name: kubelet, guard, writers of cpusets. Reads /proc only.
 
-Any container may choose any process name, so the location counts too: services of the node run outside of all pods.
+Any container may choose any process name, so the pod is checked too: services of the node run outside of all pods.
 Zombies are ignored.
 """
 
@@ -50,9 +50,9 @@ def programs(proc: Path) -> Iterator[Program]:
 
 
 def pods_of_verb(proc: Path, verb: str) -> Iterator[str | None]:
-    """Yield the pod of each live process that runs a verb of corepin, as `Program` has it.
+    """Yield the pod (see `Program.pod`) of each live process with the command line `corepin VERB`.
 
-    Any process may choose its command line, so the pod has to be one of corepin's.
+    Any process may choose its command line, so the caller must check that the pod is one of corepin's.
     """
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):  # the process exited
@@ -63,14 +63,14 @@ def pods_of_verb(proc: Path, verb: str) -> Iterator[str | None]:
 
 
 def _runs(words: list[str], verb: str) -> bool:
-    """Return whether a command line is `corepin VERB`, or that in an interpreter."""
+    """Return whether a command line is `corepin VERB` or `python corepin VERB`, by any path."""
     program = PurePosixPath(words[0]).name
     command = words[1:] if program.startswith("python") else words
     return len(command) > 1 and PurePosixPath(command[0]).name == PRODUCT and command[1] == verb
 
 
 def writers(running: Iterable[Program]) -> tuple[str, ...]:
-    """Return the running programs that are known to write cpusets, with their location."""
+    """Return the running programs that are known to write cpusets, as texts with pid and pod."""
     return tuple(_writers(sorted(running)))
 
 

@@ -1,4 +1,4 @@
-"""Check that interrupts are kept off the CPUs of pods under `quiet`, as the node's agent reports. Pure."""
+"""Check that interrupts are kept off the CPUs of pods under the policy `quiet`, by the agent's state. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def quiet_checks(quiet: Quiet | None) -> Iterator[Check]:
-    """Yield what the agent reports; nothing if it moves no interrupts, or no pod has the policy `quiet`."""
+    """Yield the checks of quiet CPUs; none if the agent moves no interrupts, or no pod has the policy `quiet`."""
     if quiet is None or not quiet.cpus:
         return
     yield from _moved(quiet)

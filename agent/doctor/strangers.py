@@ -26,7 +26,7 @@ _MAP: Final = "corepin map shows where its containers may run; the agent moves b
 
 
 class Stranger(NamedTuple):
-    """An operator's name for a cgroup, and the remedy that keeps its threads off some CPUs."""
+    """The unit, session or pod of a cgroup as a readable name, and the command that moves its threads."""
 
     name: str
     remedy: str
@@ -35,7 +35,7 @@ class Stranger(NamedTuple):
 def stranger_checks(
     by_cgroup: Mapping[str, Counter[str]], exclusive: CPUSet, others: CPUSet, pods: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Yield the cgroups whose threads ran on exclusive CPUs; `others` are CPUs that they could use instead."""
+    """Yield a check per cgroup whose threads ran on exclusive CPUs; `others` are CPUs that they could use instead."""
     subject = "strangers"
     if not exclusive:
         yield ok(subject, "no CPU is exclusive now")

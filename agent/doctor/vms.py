@@ -23,7 +23,7 @@ class VMFacts(NamedTuple):
     has_kvm: bool = False  # the kernel can run virtual machines
     has_debugfs: bool = False  # its debugfs folder is readable
     may_probe: bool = False  # the user may trace other processes
-    # why the kubelet does not report the CPUs it assigned; "": it does; None: not asked
+    # why the kubelet does not report the CPUs it assigned; empty: it does; None: it was not asked
     kubelet_silence: str | None = None
     labels: Mapping[str, str] | None = None  # labels of the Node object; None: unknown
 
@@ -32,7 +32,7 @@ NO_VMS: Final = VMFacts()
 
 
 def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
-    """Yield the findings on virtual machines; few for a node without any."""
+    """Yield the checks for virtual machines; fewer if the node has none."""
     if facts.has_kvm:
         yield _threads(facts)
     if facts.kubelet_silence is not None:
@@ -42,7 +42,7 @@ def vm_checks(facts: VMFacts, *, can_pin: bool) -> Iterator[Check]:
 
 
 def _threads(facts: VMFacts) -> Check:
-    """Report how vCPU threads are identified; never a problem, because for most VMMs the names suffice."""
+    """Return the check of how vCPU threads are identified; never a problem, because most VMMs name their threads."""
     subject = "vCPU threads"
     if facts.has_debugfs:
         return ok(subject, "identified by the kernel (debugfs)")
