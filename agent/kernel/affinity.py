@@ -1,4 +1,4 @@
-"""Affinity of threads: read, set and read back. A refusal by the kernel is a return value, never an exception.
+"""Affinity of threads: read, set and read back. If the kernel refuses a mask, the unchanged one is returned.
 
 The kernel refuses a mask outside the thread's cgroup (EINVAL), intersects one that is partly outside, and does not move
 some of its own threads (EINVAL too). A thread may exit at any moment (ESRCH).
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVERY_CPU: Final = range(8192)  # more than any machine has; the kernel limits the mask to the cgroup's CPUs
-# a mask of only the current CPUs would keep the task off CPUs that its cgroup gets later
+# a mask of every CPU, so that the task may also run on CPUs that its cgroup gets later
 EVERYWHERE: Final = CPUSet(EVERY_CPU)
 _BOUND: Final = 0x04000000  # PF_NO_SETAFFINITY: the thread is bound to its CPU
 

@@ -7,15 +7,15 @@ from typing import Final
 
 SLICE: Final = ".slice"
 _PODS: Final = "kubepods"
-# cgroupfs: containerd ID, CRI-O crio-ID; systemd: the same with ".scope". CRI-O's crio-conmon-ID is no container.
+# Container's cgroup: ID (containerd) or crio-ID (CRI-O), for systemd with a prefix and ".scope"; not crio-conmon-ID.
 _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio)-)?([0-9a-f]{64})(?:\.scope)?")
 
 
-# Of a pod, in a cgroup's name; without dashes for a static pod.
+# Uid of a pod in a cgroup's name; it has no dashes for a static pod.
 _UID: Final = "[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
-# Seen from a pod with its own cgroup namespace, paths of others begin with /.. and lack the pods' root.
+# A reader in a cgroup namespace of its own sees paths of other pods begin with /.. and without the pod root.
 _IN_POD: Final = re.compile(rf"{_PODS}|[/-]pod(?P<uid>{_UID})")
-# A pod's own cgroup in the kubelet's two drivers; a uid that has a "-" has "_" for it in the name of a slice.
+# A pod's own cgroup by either cgroup driver of the kubelet; in the name of a slice each "-" of the uid is a "_".
 _POD: Final = re.compile(r".+-pod(?P<escaped>[^-]+)\.slice|pod(?P<uid>(?!.*\.slice$).+)")
 
 
@@ -29,7 +29,7 @@ def slice_path(name: str) -> str:
 
 
 def pod_uid(folder: str) -> str | None:
-    """Return the uid in the name of a pod's cgroup, as the runtime knows it; None for any other cgroup."""
+    """Return the pod uid, in the runtime's form, in the name of a pod's cgroup; None for any other cgroup."""
     found = _POD.fullmatch(folder)
     if found is None:
         return None
@@ -37,7 +37,7 @@ def pod_uid(folder: str) -> str | None:
 
 
 def pod_roots(cgroup_root: str = "/") -> tuple[str, str]:
-    """Return the pod root cgroup of a kubelet with this `cgroupRoot`, for the systemd driver and for cgroupfs.
+    """Return the cgroup above all pods for a kubelet's `cgroupRoot`: first for the systemd driver, then for cgroupfs.
 
     For systemd the kubelet joins the parts of a name, with "_" for each "-" in them
     (https://github.com/kubernetes/kubernetes/blob/v1.37.1/pkg/kubelet/cm/cgroup_manager_linux.go).
@@ -54,9 +54,9 @@ def container_id(name: str) -> str | None:
 
 
 def pod_of(path: str) -> str | None:
-    """Return the uid of the pod in the path of a cgroup; "" if it names none, None if it is outside of all pods.
+    """Return the uid of the pod in a cgroup's path; "" if it is below the pod root without a uid, None if outside.
 
-    Only the first uid counts: a container that may make cgroups chooses the names below its own.
+    The first uid in the path is returned, because a container that may create cgroups chooses the names below its own.
     """
     found = [match["uid"] or "" for match in _IN_POD.finditer(path)]
     return next(filter(None, found), "").replace("_", "-") if found else None

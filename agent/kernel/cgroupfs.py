@@ -28,13 +28,13 @@ MEMS: Final = "cpuset.mems"
 PROCS: Final = "cgroup.procs"
 # ENODEV: removed while the file was open
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
-# link count of a folder without subfolders; file systems that do not count links report 1
+# link count of a folder without subfolders; 1 on file systems that do not count links
 _NO_SUBFOLDERS: Final = 2
 # Cgroups read below one container: each takes 20 to 28 us of CPU time, which blocks the event loop.
 MOST_CGROUPS: Final = 1024
-CHUNK: Final = 65536  # bytes: more than most cgroups' task lists
+CHUNK: Final = 65536  # bytes of one read; most cgroups' task lists are shorter
 _ONLINE: Final = "choose CPUs that are online"
-_REASONS: Final = {  # errno to reason and remedy
+_REASONS: Final = {  # reason and remedy, by errno
     errno.EACCES: (
         "no right to write it, or on cgroup v1 the cgroup above lacks one of the CPUs",
         "run the agent as root, and see that every CPU is online",
@@ -166,7 +166,7 @@ def subfolders(folder: Path, most: int | None = None) -> list[Path]:
 
 
 def child_names(folder: Path, most: int | None = None) -> list[str]:
-    """Return the sorted names of a cgroup's direct children, which takes a quarter of the time that their paths take."""
+    """Return the sorted names of a cgroup's direct children, in a quarter of the time of `subfolders`."""
     try:
         if os.stat(folder).st_nlink == _NO_SUBFOLDERS:  # noqa: PTH116 a fifth of the time of a scan
             return []
@@ -181,14 +181,14 @@ def child_names(folder: Path, most: int | None = None) -> list[str]:
 
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:
-    """Yield the ids in one file of a cgroup and of at most MOST_CGROUPS cgroups below it; skip cgroups that were removed."""
+    """Yield the process or thread ids in a file of a cgroup and of at most MOST_CGROUPS cgroups below it."""
     yield from ids_in(islice(walk(folder), MOST_CGROUPS), file)
 
 
 def ids_in(folders: Iterable[Path], file: str) -> Iterator[int]:
-    """Yield the ids in one file of some cgroups; removed ones are skipped."""
+    """Yield the process or thread ids in a file of these cgroups; skip removed cgroups."""
     for folder in folders:
-        with suppress(AgentError):  # removed; or threaded (cgroup v2): then its parent lists the processes
+        with suppress(AgentError):  # removed, or threaded (cgroup v2), where the parent lists the processes
             yield from map(int, read_text(folder / file).split())
 
 
@@ -240,7 +240,7 @@ def _refusal(error: OSError, tried: str) -> str:
 def _lacks_controller(folder: str) -> bool:
     """Return whether a v2 cgroup lacks the cpuset controller.
 
-    Other missing files mean that it is being made or removed.
+    If it has the controller, a missing file means that the cgroup is being created or removed.
     """
     try:
         return "cpuset" not in read_text(f"{folder}/cgroup.controllers").split()

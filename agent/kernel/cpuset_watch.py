@@ -25,11 +25,14 @@ class KernelCpusetWatch:
         self._written: Callable[[str], None] | None = None  # callback for foreign writes
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
+        """Record that the runtime will write `cpus` for the agent, so that this write is not reported as foreign."""
         self._cpusets.last_written[cgroup] = cpus
 
     def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
-        """Watch exactly these cgroups from now on, and skip removed ones; `anew` finds replaced ones. Raises Refused."""
+        """Watch exactly these cgroups from now on; raise Refused. Removed ones are skipped.
+
+        With `anew` also renew existing watches, in case a cgroup was removed and created again.
+        """
         wanted = frozenset(cgroups)
         self._cpusets.keep(wanted)
         watched = self._watches.names
@@ -50,7 +53,7 @@ class KernelCpusetWatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Hold reports of writes until the block ends, because a pass reads every cpuset and makes most writes itself."""
+        """Report no writes until the block ends, because a reconcile pass reads all cpusets and makes most writes."""
         self._suspend()
         try:
             yield
@@ -69,14 +72,14 @@ class KernelCpusetWatch:
         changed = self._watches.names if events is None else {event.name for event in events}
         for cgroup in sorted(changed):
             if self._is_foreign(cgroup):
-                # otherwise a foreign write of the same value would pass for the agent's own
+                # otherwise a later foreign write of the agent's last value would not be reported
                 self._cpusets.last_written.pop(cgroup, None)
                 written(cgroup)
 
     def _is_foreign(self, cgroup: str) -> bool:
         """Return whether `cpuset.cpus` differs from the agent's last write.
 
-        A file that cannot be read counts as changed, so that a pass looks at it.
+        If the file cannot be read, return True, so that a pass reads it.
         """
         try:
             return self._cpusets.written(cgroup) != self._cpusets.last_written.get(cgroup)

@@ -42,7 +42,7 @@ class KernelCpusets:
     def read(self, cgroup: str) -> CPUSet:
         """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
         file = self._usual_file(cgroup)
-        # Asked first, because the cgroup of a kubelet that does not run is looked for every second.
+        # This check is cheap, and on a node without a kubelet its cgroup is searched for every second.
         if not (self._files.has(file) or self._hierarchy.has(cgroup)):
             raise Gone(f"{self._folder(cgroup)} does not exist any more")
         try:
@@ -59,7 +59,7 @@ class KernelCpusets:
             for name in self._hierarchy.effective:
                 with suppress(Gone):
                     return read_cpus(f"{folder}/{name}")
-            # Asked again, because a cgroup may be removed between the question and the reads.
+            # Check again, because the cgroup may have been removed between the first check and the reads.
             if self.version != V1 and folder != self._hierarchy.cpuset and folder.is_dir():
                 return self._effective(folder.parent)
         raise Gone(f"{folder} does not exist any more")
@@ -79,7 +79,7 @@ class KernelCpusets:
     def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
         """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
-        Child cgroups that the container made are changed too, and the affinities of its threads are restored
+        Child cgroups that the container created are changed too, and the affinities of its threads are restored
         afterwards. A runtime writes only the container's own cgroup, so on v1 its children keep their CPUs. A
         child that has all CPUs of `before` is changed too.
         """
@@ -93,7 +93,7 @@ class KernelCpusets:
             raise
 
     def _write_below(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
-        """Write a cgroup's CPUs; if a v1 kernel refuses because an ancestor lacks them, add them to the ancestors first."""
+        """Write a cgroup's CPUs; if a v1 kernel refuses, add them to the ancestors that lack them, and write again."""
         try:
             self._write(cgroup, cpus, before)
         except Refused:
@@ -109,10 +109,10 @@ class KernelCpusets:
             self._move(cgroup, cpus, before)
 
     def _move(self, cgroup: str, cpus: CPUSet, before: CPUSet) -> None:
-        """Move a cgroup with its children; the file of one without children stays open for the next move.
+        """Write the CPUs of a cgroup and its children; without children, keep the file open for the next write.
 
-        On v2 the kernel keeps each child within its parent's CPUs, so children are left as they are if there are too
-        many.
+        On v2 the kernel keeps each child within its parent's CPUs, so if there are too many children, only the parent
+        is written.
         """
         folder = self._folder(cgroup)
         if not subfolders(folder, 1) or (self.version != V1 and is_crowded(folder)):

@@ -1,4 +1,4 @@
-"""Move a process that entered a container by exec, with the processes that it has started since."""
+"""Set the affinity of a process that entered a container by exec, and of processes that it has started since."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-# Processes of one exec that are moved: later ones inherit the CPUs of those that start them.
+# Limit of processes of one exec that are moved; later ones inherit the CPUs of those that start them.
 MOST_PROCESSES: Final = 64
-# Threads of all processes of one exec: moving one takes about 10 us, on the event loop.
+# Limit of threads of one exec: to move one takes about 10 us of the event loop.
 MOST_THREADS: Final = 512
 _BOUND: Final = Bound(rounds=16, listed=2 * MOST_THREADS, seconds=0.005)
 _TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-    """Put a process of a cgroup, and its descendants there, on some of the cgroup's CPUs.
+    """Set the affinity of a process in a cgroup, and of its descendants there; return its start time and delay.
 
     Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
     another start time), if it and its descendants have more than MOST_THREADS threads, or if threads start faster
@@ -42,7 +42,7 @@ def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) 
 
 
 class _Move:
-    """The move of the processes of one exec, within its bounds."""
+    """The move of the processes of one exec, with the number of threads that may still be moved."""
 
     def __init__(self, cgroup: str, cpus: CPUSet) -> None:
         self._cgroup = cgroup
@@ -50,7 +50,7 @@ class _Move:
         self._threads_left = MOST_THREADS
 
     def process(self, pid: int, started: int | None = None) -> int | None:
-        """Put one process on the CPUs; return its start time, None if it is not moved."""
+        """Set the affinity of one process; return its start time in ticks since boot, None if it was not moved."""
         with suppress(Gone, OSError), process_threads(pid, started) as threads:
             began = threads.started()
             if not _is_in(self._cgroup, pid):
@@ -61,7 +61,7 @@ class _Move:
         return None
 
     def children(self, pid: int) -> bool:
-        """Put the descendants of a process on the CPUs, MOST_PROCESSES at most; kernels may not list any.
+        """Set the affinity of at most MOST_PROCESSES descendants of a process, none on kernels that list no children.
 
         Return False if they have too many threads.
         """

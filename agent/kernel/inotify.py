@@ -56,7 +56,7 @@ class Inotify:
         self._libc.inotify_rm_watch(self._queue, watch)
 
     def news(self) -> list[Event]:
-        """Return the events since the last call; one with the watch OVERFLOW means that events were dropped."""
+        """Return the events since the last call; one with the watch OVERFLOW means that the kernel dropped some."""
         try:
             return list(_events(os.read(self._queue, _BUFFER_BYTES)))
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The CPUs of this node: online now, known from before, and usable by pods (interface `Machine`)."""
+"""The CPUs of this node: online CPUs, offline ones seen before, and CPUs that pods may use (interface `Machine`)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MACHINE_IDS: Final = ("etc/machine-id", "var/lib/dbus/machine-id", "sys/class/d
 class NodeMachine:
     """The machine whose `/` is `root`, with the CPUs of the kubelet's pod root (the first existing one of `pod_roots`).
 
-    `known` is the topology saved before a restart; it includes CPUs that may be offline now. `pod_cpus` is the universe
-    saved before a restart, for cgroup v1: CPUs that are in it and not in the pod root were lost since (see `universe`).
-    `widen` adds missing CPUs to a cgroup and its ancestors, and raises Gone or Refused.
+    `known` is the topology saved before a restart; it includes CPUs that may be offline now. `pod_cpus`, for cgroup v1,
+    is the universe saved before a restart; the pod root has since lost those of its CPUs that went offline (see
+    `universe`). `widen` adds missing CPUs to a cgroup and its ancestors, and raises Gone or Refused.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class NodeMachine:
         if self._known is None or online != self._read_at:
             now = self._usable_by_pods(read_topology(self._root))
             self._known = now.remembering(self._known) if self._known else now
-            if now.online == online:  # otherwise hotplug is in progress: read again next time
+            if now.online == online:  # otherwise CPUs are being hotplugged: read again at the next call
                 self._read_at = online
         return self._known
 
     def _usable_by_pods(self, topology: Topology) -> Topology:
-        """Leave out NUMA nodes that the kubelet's pod root may not use: a container bound to one could not start."""
+        """Return the topology without NUMA nodes whose memory the pod root may not use: no container starts there."""
         usable = EMPTY
         with suppress(Gone, Refused):
             usable = topology.memory_nodes & self._cpusets.mems(self.pod_root())
@@ -111,7 +111,7 @@ class NodeMachine:
         """
         root = self._read_pod_root()
         if self._usable_of and self._usable_of[0] is topology and self._usable_of[1] == root:
-            return self._usable  # the usual case of a poll
+            return self._usable  # nothing changed since the last poll
         online, (cgroup, had) = topology.online, root
         back = (self._lost & online) - had
         if back and self._widen and self._cpusets.version == V1 and cgroup != NO_POD_ROOT:
@@ -122,7 +122,7 @@ class NodeMachine:
         return self._usable
 
     def _give_back(self, widen: Callable[[str, CPUSet], None], cgroup: str, cpus: CPUSet) -> CPUSet:
-        """Widen the pod root and return its CPUs; without write permission the CPUs stay unused."""
+        """Add CPUs to the pod root, and return all of its CPUs; if that is not permitted, the CPUs stay unused."""
         try:
             widen(cgroup, cpus)
         except (Gone, Refused) as error:

@@ -1,7 +1,7 @@
-"""Kernel events that require a new read of the machine: CPU hotplug, and writes to files.
+"""Kernel events after which the agent must read the machine again: CPU hotplug, and writes to files.
 
-The kernel sends uevents over netlink, without any right, to each network namespace that the initial user namespace
-owns. inotify reports writes of files and their replacement.
+The kernel sends uevents over netlink to each network namespace that the initial user namespace owns; no capability is
+needed. inotify reports writes of files and their replacement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _UEVENTS: Final = 15, 1  # NETLINK_KOBJECT_UEVENT, and the multicast group of the kernel's own messages
-_MESSAGE_BYTES: Final = 4096  # longer than the start of a message, which is all that is read
+_MESSAGE_BYTES: Final = 4096  # bytes read of a message, of which only the start is used
 # Inode number of the initial user namespace, a constant of the kernel.
 _INITIAL_USER_NAMESPACE: Final = 0xEFFF_FFFD
 _GET_OWNER: Final = 0xB701  # NS_GET_USERNS of ioctl_ns(2)
@@ -55,7 +55,7 @@ class KernelMachineWatch:
         self._cpus = _cpu_events()
 
     def follow(self) -> bool:
-        """Watch the current files; return whether every change is reported, so that rare polling suffices.
+        """Watch the current files; return whether every change will be reported, so that rare polling suffices.
 
         For a missing file its folder is watched.
         """
@@ -85,7 +85,7 @@ class KernelMachineWatch:
                 loop.remove_reader(descriptor)
 
     def _has_news(self) -> bool:
-        """Return whether a followed file was written, replaced or created; events of other files in its folder do not count."""
+        """Return whether a watched file was written, replaced or created, ignoring other files in its folder."""
         events = self._written.events()
         names = ["/".join(filter(None, event)) for event in events or ()]
         return events is None or not self._followed.isdisjoint(names)
@@ -104,7 +104,7 @@ def _report(has_news: Callable[[], bool], changed: Callable[[], None]) -> None:
 
 
 def _drain(events: int) -> bool:
-    """Read all events and return True; that the kernel dropped some (ENOBUFS) is an event too."""
+    """Read all pending events and return True, also if the kernel dropped some (ENOBUFS)."""
     with suppress(OSError):  # BlockingIOError: there is no further one
         while True:
             os.read(events, _MESSAGE_BYTES)

@@ -1,8 +1,8 @@
-"""Move every thread of a process, cgroup or virtual machine: list, check, set, until a listing has nothing to move.
+"""Set the affinity of every thread of a process, cgroup or VM, and list again until no thread has to be moved.
 
-A thread inherits the mask of the one that starts it. So once a whole listing has no thread left to move, no later
-thread can be elsewhere, unless a thread moved itself. Threads that start each other can outrun any number of listings:
-the rounds and their CPU time are bounded, and a move that reaches a bound is not settled.
+A thread inherits the mask of the one that starts it. So once a whole listing has no thread left to move, later threads
+cannot have other CPUs, unless a thread changes its own mask. Threads that start each other may do so faster than the
+mover lists them. So the rounds and their CPU time are bounded, and a move that reaches a bound is not settled.
 
 The kernel sets affinity by thread id alone. Right before each call the mover checks that the id still belongs to a
 thread to move; it trusts the mask that it reads back only if the id belongs to that thread afterwards too. The
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-# a listing this young proves membership, because the kernel does not reuse an id that soon
+# an id in a listing younger than this still belongs to the thread, because the kernel does not reuse ids that soon
 FRESH_SECONDS: Final = 0.002
 _LISTINGS: Final = 4  # attempts to list all threads: a thread that exits during a listing truncates it
 _LINKS: Final = 2  # link count of an empty folder: the kernel adds one for each thread
@@ -46,7 +46,7 @@ class Listing(NamedTuple):
     """Thread ids read in one listing."""
 
     tasks: Collection[int]
-    is_whole: bool = True  # the kernel truncated nothing
+    is_whole: bool = True  # False: the kernel truncated the listing
 
 
 class Moved(NamedTuple):
@@ -113,12 +113,12 @@ class _Move:
         self._known: set[int] = set()
 
     def round(self, tasks: Collection[int]) -> bool:
-        """Move the new threads; return whether all of them were on their CPUs already, so that threads started by them are too."""
+        """Move the threads not seen before; return whether all were on their CPUs, so that those they start are too."""
         wrong = [task for task in tasks if task not in self._known and not self._is_right(task)]
         return not wrong
 
     def _is_right(self, task: int) -> bool:
-        """Set one thread's affinity; return False if it was on other CPUs, or exited and may have started another thread."""
+        """Set one thread's affinity; return False if it had other CPUs, or exited and may have started a thread."""
         mask = self._affinities.read(task)
         if not mask:
             return False
@@ -205,7 +205,7 @@ def process_threads(pid: int, started: int | None = None) -> Iterator[ProcessThr
 
 
 class ListedThreads:
-    """Threads known only from a listing, such as a cgroup's tasks: an id is trusted while the listing is fresh."""
+    """Threads known only from a listing, such as a cgroup's tasks: an id is trusted for a moment after the listing."""
 
     def __init__(
         self, tasks: Callable[[], Collection[int]], monotonic: Callable[[], float] = time.monotonic
@@ -237,7 +237,7 @@ class ListedThreads:
 def put_process(pid: int, cpus: CPUSet) -> bool:
     """Set the affinity of every thread of a process; return False if threads start faster than they are moved.
 
-    An exited process counts as settled.
+    Returns True for a process that has exited.
     """
     try:
         with process_threads(pid) as threads:

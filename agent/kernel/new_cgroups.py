@@ -1,8 +1,8 @@
-"""Watch for new containers' cgroups, which appear tens of milliseconds before the first instruction.
+"""Watch for new containers' cgroups, which appear tens of milliseconds before a container's first instruction.
 
 A runtime creates a container's cgroup below its pod's, puts a process of its own into it, and finally executes the
-container's command. A folder whose name ends in a container id is a container's; every other one below the root of the
-pods may hold pods or containers, and is watched (interface `ContainerWatch`).
+container's command. A folder whose name ends in a container id is a container's; every other one below the pod root
+may contain pods or containers, and is watched (interface `ContainerWatch`).
 
 CRI-O creates the cgroup early, and lists the container only some 10 ms before its first instruction. So a container of
 CRI-O is reported with the pod that the parent folder names.
@@ -55,7 +55,7 @@ class CgroupWatcher:
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:
-        """Watch the roots of the pods, and the cgroups above these containers and their pods. Raises Refused."""
+        """Watch the pod roots, and the cgroups above these containers and their pods; raise Refused."""
         pods = {_above(cgroup) for cgroup in cgroups}
         wanted = (pods | {_above(pod) for pod in pods} | self._pod_roots) - {""}
         watched = self._watches.names

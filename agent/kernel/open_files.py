@@ -1,6 +1,6 @@
 """Cgroup files kept open between reads and writes, because opening and closing cost more than either does.
 
-Reads from the open file of a removed cgroup always fail with ENODEV: then the path is opened again.
+A read from the open file of a removed cgroup always fails with ENODEV; the path is then opened again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpenFiles:
             self._limit(path)
 
     def _limit(self, read: str) -> None:
-        """Close a file above the limit: one for writes first, because every pass reads and few write."""
+        """Close a file if more than MOST are open: first one for writes, because every pass reads and few write."""
         if len(self._handles) + len(self._writable) <= MOST:
             return
         if self._writable:

@@ -52,8 +52,8 @@ def remembered_status(pidfd: int) -> int | None:
 def zombie_status(pid: int, started: int) -> int | None:
     """Return the wait status of a zombie; None if its parent has collected it, or if the status reads 0.
 
-    The kernel shows 0 for every status to readers with fewer capabilities than the process had (ptrace(2), read mode),
-    and the agent's pod has one capability.
+    The kernel shows 0 instead of the status to readers with fewer capabilities than the process had (ptrace(2), read
+    mode), and the agent's pod has only one capability.
     """
     fields = stat_fields(pid)
     if not fields or fields[STATE] != _ZOMBIE or int(fields[STARTED]) != started:

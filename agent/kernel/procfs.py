@@ -14,7 +14,7 @@ FLAGS: Final = 6
 TIMES: Final = slice(11, 13)  # positions of user and kernel time among the fields of `stat`
 STARTED: Final = 19
 PROCESSOR: Final = 36
-# Position of the exit status, as waitpid returns it; 0 if the reader may not trace the task.
+# Position of the exit status, in waitpid's encoding; 0 if the reader may not trace the task.
 EXIT_STATUS: Final = 49
 DEAD: Final = frozenset("ZXx")  # states of zombies and of tasks that the kernel is freeing
 
@@ -49,7 +49,7 @@ def read_stat(folder: Path) -> tuple[str, list[str]]:
 
 
 def read_file(file: str) -> str:
-    """Read a file of /proc in a third of the time of Path.read_text."""
+    """Return the text of a file of /proc, in a third of the time of Path.read_text."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(descriptor, _BUFFER), b"")).decode("utf-8", "replace")
@@ -66,8 +66,8 @@ def parse_stat(text: str) -> tuple[str, list[str]]:
 def status_words(status: str, field: str) -> list[str]:
     """Return the words after a field's name in /proc/PID/status; empty if the line is missing.
 
-    A process controls its name, which is the first line. The kernel escapes only newlines there, but splitlines() and
-    text files also split at other characters.
+    The first line has the process's name, which the process chooses, and in which the kernel escapes only newlines. So
+    lines are split at newlines, and not by splitlines(), which splits at other characters too.
     """
     return status.partition(f"\n{field}:")[2].partition("\n")[0].split()
 
@@ -75,8 +75,8 @@ def status_words(status: str, field: str) -> list[str]:
 def runs_as_root(folder: Path) -> bool:
     """Return whether a process has root's real and effective uid; raise OSError if it has exited.
 
-    A setuid program that another user started has that user's real uid. The owner of the folder is root also for a
-    process that made itself undumpable, which any user may.
+    A setuid program has the real uid of the user who started it. The owner of the folder in /proc is not used, because
+    it is root also for a process that made itself undumpable, which any user may do.
     """
     return status_words(read_file(f"{folder}/status"), "Uid")[:2] == ["0", "0"]
 
@@ -95,7 +95,7 @@ def login_uid(folder: Path) -> int | None:
 
 
 def run_time(task: Path, fields: list[str]) -> tuple[str, ...]:
-    """Return a thread's run time: in nanoseconds, or in clock ticks on kernels without schedstat."""
+    """Return a thread's run time as text: nanoseconds, or user and kernel clock ticks on kernels without schedstat."""
     try:
         return (read_file(f"{task}/schedstat").split()[0],)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from agent.errors import Gone, Refused
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A list of 8192 CPUs without ranges is longer, but no kernel prints such an affinity.
+# Bytes of a read. A list of 8192 CPUs without ranges is longer, but no kernel prints such an affinity.
 MOST_BYTES: Final = 2**14
 # ENODEV: the value was removed while its file was open.
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})

@@ -1,4 +1,4 @@
-"""Split the tasks of a container that may use more CPUs than it owns: some run on its own CPUs, some on the others.
+"""Split the tasks of a container that may use pools besides its own CPUs: each task runs on one or the other.
 
 A cpuset change resets masks that no longer fit, and before Linux 6.2 all masks: the task may then run on every CPU of
 its container. So tasks are moved before the change, while the container has its old and new CPUs, and again after it.
@@ -40,11 +40,14 @@ class KernelSplit:
         # The kernel resets affinities at every write of a cpuset (cgroup v1).
         self._forgets_pins = forgets_pins
         self._affinities = affinities
-        # by cgroup: tasks that the application moved off the container's own CPUs
+        # by cgroup: ids of tasks that the application moved off the container's own CPUs
         self._away: dict[str, frozenset[int]] = {}
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs and move each task to its part of these CPUs; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs, and set each task's affinity to its part (own CPUs or pools).
+
+        Raises Gone, Refused, Unsettled.
+        """
         current = self._cpusets.read(cgroup)
         turn = self._turn(cgroup, before.within(current), after)
         moved = self._pin(cgroup, turn)
@@ -53,7 +56,7 @@ class KernelSplit:
             moved = self._write(cgroup, both, turn)
         if after.cpus != self._cpusets.read(
             cgroup
-        ):  # also if tasks start faster than they are moved: then only the cpuset confines them
+        ):  # the cpuset is written even if tasks start faster than they are moved, to confine them
             moved = self._write(cgroup, after.cpus, turn)
         _check(moved)  # otherwise `look` would treat tasks on both parts as moved by the application
         self.look(cgroup, after)
@@ -63,7 +66,7 @@ class KernelSplit:
         return self._pin(cgroup, turn)
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Move every task to its part, within the cgroup's current CPUs; raise Gone, Unsettled."""
+        """Set each task's affinity to its part (own CPUs or pools) within the cgroup's CPUs; raise Gone, Unsettled."""
         current = self._cpusets.read(cgroup)
         _check(self._pin(cgroup, self._turn(cgroup, before.within(current), after)))
 
@@ -73,7 +76,7 @@ class KernelSplit:
         return _Turn(before, after, self._away.get(cgroup, frozenset()), forgets_pins=self._forgets_pins)
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
-        """Count the tasks on each part, and remember those that the application moved off the own CPUs; raise Gone."""
+        """Return the numbers of tasks on own CPUs and on pools; store which the application moved there; raise Gone."""
         home = others = 0
         away = set()
         tasks = self._tasks(cgroup)
@@ -106,11 +109,11 @@ class KernelSplit:
             return move_threads(
                 threads, lambda task, mask: self._wanted(task, mask, turn, usable), self._affinities, BOUND
             )
-        except TooMany as error:  # the cpuset is written all the same, and confines the tasks
+        except TooMany as error:  # the caller still writes the cpuset, which confines the tasks
             return Moved({}, is_settled=False, reason=str(error))
 
     def _wanted(self, task: int, mask: CPUSet, turn: _Turn, usable: CPUSet) -> CPUSet | None:
-        """Return the CPUs to set for one task; None if its mask is right already."""
+        """Return the affinity to set for one task; None if it needs no change."""
         target = turn.target(task, mask)
         wanted = target & usable
         is_freed = bool(self._cpusets.version) and turn.frees(task, target)
@@ -126,7 +129,7 @@ def _check(moved: Moved) -> None:
 
 
 class _Turn:
-    """One change of a container's own CPUs and pools. Each task stays in the part that its mask showed before."""
+    """One change of a container's own CPUs and pools. Each task stays in its part: own CPUs or pools."""
 
     def __init__(self, before: Parts, after: Parts, away: frozenset[int], *, forgets_pins: bool) -> None:
         self.after = after
@@ -138,14 +141,14 @@ class _Turn:
         self._freed: set[int] = set()
 
     def target(self, task: int, mask: CPUSet) -> CPUSet:
-        """Return the CPUs for a task; one started by a moved task has inherited its mask already."""
+        """Return the CPUs for a task; a task that a moved task started keeps the mask that it inherited."""
         known = self._targets.get(task)
         if known is None:
             known = self._targets[task] = mask if self._is_reached(mask) else self._of(task, mask)
         return known
 
     def frees(self, task: int, target: CPUSet) -> bool:
-        """Return whether to widen a task because the parts have ended; true once per task."""
+        """Return whether to widen a task because the container is no longer split; True once per task."""
         is_free = bool(self._before.home) and not self.after.home and target == self.after.cpus
         if not is_free or task in self._freed:
             return False
@@ -156,7 +159,7 @@ class _Turn:
         return self.rounds > 1 and mask in self._targets.values()
 
     def _of(self, task: int, mask: CPUSet) -> CPUSet:
-        """Return a task's part by its mask; a mask of all CPUs may be the result of a kernel reset."""
+        """Return the new CPUs of a task's part, by its old mask; a mask of all CPUs may come from a kernel reset."""
         had_all = self._before.cpus <= mask
         was_away = task in self._away and had_all
         if self._forgets_pins and had_all and not was_away:

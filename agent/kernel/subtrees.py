@@ -1,8 +1,8 @@
-"""Moves of cgroups with those below them, a bounded number in one call.
+"""Write the CPUs of a cgroup and of all cgroups below it, a bounded number in one call.
 
 On cgroup v1 a parent cannot give up CPUs that a child has, and a container that may write its cgroup can create
 any number of children. The kernel compares each write with all siblings, so that one write among 10,000 siblings
-takes 4 ms. A move that reaches the bound continues at the next call.
+takes 4 ms. A call that reaches the bound raises Unfinished, and the next call continues.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from pinning.machine.cpuset import CPUSet
 
-TURN_SECONDS: Final = 0.05  # CPU time of one call, besides the first cgroup that it moves
+TURN_SECONDS: Final = 0.05  # CPU time of one call, without the first cgroup that it writes
 
 
 class _Paused(Exception):
-    """The bound is reached; `names` are the path from the moved cgroup to the next one."""
+    """The bound is reached; `names` is the path, below the cgroup of the call, to the cgroup to continue with."""
 
     def __init__(self, names: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class _Begun:
     """A move that may take several calls."""
 
     cpus: CPUSet = EMPTY
-    whole: set[CPUSet] = field(default_factory=set)  # CPU sets that the cgroup itself had before
+    whole: set[CPUSet] = field(default_factory=set)  # earlier sets of the cgroup itself
     next: tuple[str, ...] = ()  # the cgroup to continue with; empty: from the first
 
     def toward(self, cpus: CPUSet, old: CPUSet) -> None:
-        """Continue a move to the same CPUs; begin again for others."""
+        """Continue a move to the same CPUs; start over if `cpus` are others."""
         if cpus != self.cpus:
             self.whole.add(self.cpus)
             self.cpus, self.next = cpus, ()
@@ -59,10 +59,10 @@ class Subtrees:
         self._cpu_time = cpu_time
 
     def move(self, folder: Path, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
-        """Move a cgroup and those below it to `cpus`, also those that another program left on `before`.
+        """Write `cpus` to a cgroup and to those below it, also to those that another program left on `before`.
 
-        Raise Gone, Refused, and Unfinished after MOST_CGROUPS or TURN_SECONDS: until a later call ends the move, the cgroup has
-        its old CPUs and the new ones.
+        Raise Gone, Refused, and Unfinished after MOST_CGROUPS or TURN_SECONDS. Until a later call ends the move, the
+        cgroup has its old CPUs and the new ones.
         """
         begun = self._begun.pop(folder, None) or _Begun()
         begun.toward(cpus, read_cpus(f"{folder}/{CPUS}"))
@@ -90,7 +90,7 @@ class Subtrees:
 
 
 class _Turn:
-    """One call of `move`: how many cgroups it may still change, and the CPU sets that stand for all CPUs of the container."""
+    """One call of `move`: the cgroups it may still change, and the sets that mean "all CPUs of the container"."""
 
     def __init__(self, whole: set[CPUSet], cpu_time: Callable[[], float]) -> None:
         self._whole = whole
@@ -100,9 +100,10 @@ class _Turn:
         self._has_moved = False
 
     def move(self, folder: Path, cpus: CPUSet, names: tuple[str, ...], *, is_late: bool = False) -> None:
-        """Move a cgroup and its children, beginning with the child named; if `late`, also if the cgroup itself has the new CPUs.
+        """Write the CPUs of a cgroup and its children, starting at the path `names`.
 
-        On v1 a parent must have all CPUs of its children at every moment, which decides the order.
+        With `is_late` children are written even if the cgroup has the new CPUs already. On v1 a parent must always have
+        all CPUs of its children, so it gets the old and new CPUs first, and only the new ones last.
         """
         children = child_names(folder)
         old = read_cpus(f"{folder}/{CPUS}") if children else EMPTY
@@ -121,7 +122,7 @@ class _Turn:
         if not self._left or (self._has_moved and self._cpu_time() > self._end):
             raise _Paused((child.name,))
         self._left -= 1
-        # Refused: a v2 child without the controller, which uses its parent's CPUs anyway
+        # Refused: a v2 child without the controller, which uses its parent's CPUs
         with suppress(Gone, Refused):
             had = read_cpus(f"{child}/{CPUS}")
             if not had:

@@ -1,6 +1,7 @@
 """Read the machine's topology from sysfs.
 
-Its files are described in Documentation/admin-guide/cputopology.rst and ABI/testing/sysfs-devices-system-cpu. A CPU with incomplete attributes is left out: one that goes offline loses its `topology/` directory while it is read.
+The files are described in Documentation/admin-guide/cputopology.rst and ABI/testing/sysfs-devices-system-cpu. A CPU
+with incomplete attributes is left out, because a CPU that goes offline during the read loses its `topology/` directory.
 `pinning.machine.topology` builds the cores.
 """
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 # The second name is that of kernels before Linux 5.3.
 _SIBLINGS: Final = ("core_cpus_list", "thread_siblings_list")
 _PACKAGE: Final = ("package_cpus_list", "core_siblings_list")
-_CHUNK: Final = 65536  # bytes: more than most files have
-_LAST_LEVEL: Final = 3  # an L2 cache belongs to its core; without an L3 the package is the cache domain
+_CHUNK: Final = 65536  # bytes of one read; most files are shorter
+_LAST_LEVEL: Final = 3  # level of a cache domain; without an L3 it is the package, as an L2 belongs to a core
 _TOTAL: Final = re.compile(r"MemTotal: *([0-9]+) kB")
 _CORE_TYPES: Final = {"cpu_core": PERFORMANCE, "cpu_atom": EFFICIENCY, "cpu_lowpower": EFFICIENCY}
 
@@ -95,7 +96,7 @@ def _read(path: Path) -> str | None:
         finally:
             os.close(file)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):  # ENODEV: it went offline just now
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENOTDIR):  # ENODEV: the CPU went offline
             return None
         raise BadTopology(f"{path} cannot be read ({error.strerror}): let the agent read it") from error
 

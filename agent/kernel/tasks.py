@@ -1,4 +1,4 @@
-"""Compare the affinities of a cgroup's tasks with its assigned CPUs, and find out whether its container has started."""
+"""Compare the affinities of a cgroup's tasks with its assigned CPUs, and detect whether its container has started."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ class KernelTasks:
         return compare(self.below(cgroup), cpus, self._cpusets.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that started with a narrower mask run on all CPUs of its cgroup; raise Gone.
+        """Widen a first process that started with a narrower mask to all CPUs of its cgroup; return how many tasks.
 
-        The kernel remembers the requested mask, so this requests every possible CPU: then the process also follows when
-        its cgroup grows.
+        The kernel stores the requested mask, so every possible CPU is requested: then the process may also use CPUs
+        that its cgroup gets later. Raises Gone.
         """
         return widen(lambda: self.below(cgroup), first, self._cpusets.read(cgroup), EVERYWHERE)
 
     def below(self, cgroup: str) -> list[int]:
-        """Return every task of a cgroup and its children; raise Gone."""
+        """Return the ids of all tasks of a cgroup and its children; raise Gone."""
         return tasks_below(self._hierarchy.folder(cgroup), self._hierarchy.tasks)
 
     def start_state(self, cgroup: str) -> StartState:
         """Return the start state of the cgroup's container.
 
-        Raise Gone. crun puts a container's processes into a child of the container's cgroup. A container with more
-        than MOST_CGROUPS cgroups counts as started; its age is not known, because its oldest process may be in any
-        of them.
+        Raise Gone. Child cgroups are read too, because crun puts a container's processes into one. A container with
+        more than MOST_CGROUPS cgroups is reported as started, with unknown age, because not all of them are read.
         """
         folder = self._hierarchy.folder(cgroup)
         own = map(int, read_text(folder / PROCS).split())
@@ -98,8 +97,9 @@ def affinities(tasks: Iterable[int]) -> Iterator[tuple[int, set[int]]]:
 def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus: CPUSet) -> int:
     """Set `cpus` on a process allowed on less than `usable`, and on every task that inherited its mask.
 
-    Return how many. Tasks with other masks chose them. `first` must be among the tasks, because its pid may have been
-    reused. Raises Gone, and Unsettled if tasks start faster than they are widened.
+    Return the number of widened tasks. Tasks with other masks are left alone, because the application set these.
+    `first` must be among the tasks, because its pid may have been reused. Raises Gone, and Unsettled if tasks start
+    faster than they are widened.
     """
     inherited = read_affinity(first) if first in tasks() else EMPTY
     if not inherited or not inherited <= usable or inherited == usable:
@@ -112,14 +112,14 @@ def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus
 
 @lru_cache(maxsize=1024)
 def _numbers(cpus: CPUSet) -> frozenset[int]:
-    """Return the set's CPU numbers as kernel calls take them; cached, because hundreds of containers share a few sets."""
+    """Return a set's CPU numbers for kernel calls; cached, because hundreds of containers share a few sets."""
     return frozenset(cpus)
 
 
 def compare(tasks: Iterable[int], cpus: CPUSet, effective: CPUSet) -> StrayTasks:
     """Return the tasks allowed outside `cpus`, and those allowed on less than the kernel would let them use.
 
-    An offline CPU is in `cpus` and not in `effective`; a mask without it is not the task's choice.
+    An offline CPU is in `cpus` and not in `effective`; a task whose mask lacks only such CPUs is not narrowed.
     """
     given, usable = _numbers(cpus), _numbers(cpus & effective or cpus)
     outside, narrowed = [], []
@@ -140,8 +140,8 @@ def start_state_of(processes: Iterable[int]) -> StartState:
     """Return the start state of the container with these processes.
 
     A process is older than the command it runs, so its age is an upper bound of the time since the first instruction,
-    in hundredths of a second. Start stages of runtimes other than runc are unknown: each of their processes counts as
-    started.
+    in hundredths of a second. The start stages of runtimes other than runc are unknown, so each of their processes is
+    taken for the started command.
     """
     found = {pid: when for pid in processes if (when := started(pid))}
     seconds = max(0, _ticks_now() - min(found.values())) / _TICKS if found else None

@@ -39,5 +39,5 @@ def restore_pins(pins: Mapping[int, CPUSet], tasks: Iterable[int], new: CPUSet) 
     `tasks` are those of the cgroup after the change, because the pid of an exited task may have been reused.
     """
     fitting = ((task, pins[task]) for task in tasks if task in pins and pins[task] <= new)
-    # Not restored: the task exited, a CPU is offline, or the kernel binds the thread.
+    # A task is missing here if it exited, a CPU of its mask is offline, or the kernel binds the thread.
     return tuple(task for task, pin in fitting if pin and set_affinity(task, pin) == pin)
