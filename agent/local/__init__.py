@@ -1,1 +1,1 @@
-"""`--runtime local`: a small kubelet for the demo and for tests, with pods from a folder of manifests. `agent.main` alone imports it."""
+"""`--runtime local`: a small kubelet for the demo and for tests, which runs the pods of a folder of manifests."""

@@ -1,7 +1,7 @@
-"""Pinning by affinity alone, where no cpuset cgroup can be written: for the demo and for a first try.
+"""Pinning by affinity alone, for demos where cpuset cgroups cannot be written.
 
-Processes are found by a variable in their environment. A thread may widen its own mask again, and other
-processes may run on the same CPUs: this shows the agent at work, and isolates nothing.
+Processes are found by a variable in their environment. This demonstrates the agent but isolates nothing: a thread may
+widen its own mask again, and other processes may run on the same CPUs.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class AffinityCgroups:
         return EMPTY
 
     def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
-        """Put every thread of a cgroup on `cpus`; raise Gone, Unsettled, or ValueError for an empty set.
+        """Set the affinity of every thread of a cgroup; raise Gone, Unsettled, or ValueError for an empty set.
 
-        A cgroup that is unsettled keeps its old CPUs, because some of its threads may still run there.
+        After Unsettled the cgroup still has its old CPUs, because some of its threads may run there.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is not a set of CPUs")
@@ -103,7 +103,7 @@ class AffinityCgroups:
         return compare(self.tasks(cgroup), cpus, self.read(cgroup))
 
     def widen_tasks(self, cgroup: str, first: int) -> int:
-        """Let a first process that started with a narrower mask run on all CPUs of its cgroup; raise Gone."""
+        """Widen a first process that started with a narrower mask to all CPUs of its cgroup; raise Gone."""
         cpus = self.read(cgroup)
         return widen(lambda: self.tasks(cgroup), first, cpus, cpus)
 

@@ -1,6 +1,7 @@
 """Create, enter, list and remove the cgroups of local containers. Other modules choose the CPUs of these cgroups.
 
-/corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of its parent.
+The cgroups are /corepin-local/POD_UID/CONTAINER below the cpuset hierarchy, v1 or v2. A new one has the CPUs of its
+parent.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class KernelContainerCgroups:
 
 
 def _processes(folder: Path) -> list[int]:
-    with suppress(Gone, Refused):  # a threaded cgroup refuses: its parent lists the processes
+    with suppress(Gone, Refused):  # a threaded cgroup lists no processes; its parent does
         return [int(pid) for pid in read_text(folder / PROCS).split()]
     return []
 

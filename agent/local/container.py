@@ -19,15 +19,15 @@ ID: Final = "COREPIN_LOCAL_ID"
 
 @dataclass(slots=True, eq=False)
 class LocalContainer:
-    """One start of a container; the next start has another id."""
+    """One run of a container from start to exit; after a restart the container has another id."""
 
     id: str
     name: str
     cgroup: str
     process: Process | None = None
     end: Ended | None = None
-    is_shown: bool = False  # the agent has seen the container as created
-    is_asked: bool = False  # the container was asked to end
+    is_shown: bool = False  # a pass has listed the container as created
+    is_asked: bool = False  # SIGTERM was sent
     has_cgroup: bool = True
 
     @classmethod
@@ -36,7 +36,7 @@ class LocalContainer:
         return cls(f"{pod_uid}/{name}/{secrets.token_hex(8)}", name, f"{pod_cgroup}/{name}")
 
     def known_by(self, named: str) -> str:
-        """Return the container id in the process's environment if it is one of this pod and container name, else the given id."""
+        """Return `named`, an id from a process's environment, if it is of this pod and container, else the own id."""
         prefix, _, _ = self.id.rpartition("/")
         return named if re.fullmatch(rf"{re.escape(prefix)}/[0-9a-f]{{16}}", named) else self.id
 
@@ -49,5 +49,5 @@ class LocalContainer:
 
     @property
     def pid(self) -> int:
-        """The pid of its process; 0 if none runs."""
+        """The pid of the container's process; 0 if none runs."""
         return self.process.pid if self.process and not self.end else 0

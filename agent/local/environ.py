@@ -20,8 +20,8 @@ def environments(pids: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     """Yield the processes that have an environment, each with its text (`NAME=VALUE`, zero-terminated).
 
     During execve(2) a process has neither environment nor command line. Such processes are read again, after
-    one wait for all of them. A process that has a command line and no environment, ten times, was started
-    without one.
+    one wait for all of them. A process that in ten reads has a command line and no environment was
+    started without one.
     """
     reads_without = dict.fromkeys((Path(f"/proc/{pid}") for pid in pids), 0)
     for _ in range(_READS):

@@ -1,4 +1,4 @@
-"""Final phases of the folder's pods, on disk, so that the next agent does not run a finished job again."""
+"""File of the pods' final phases, so that the next agent does not run a finished job again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_finished(path: Path) -> dict[str, str]:
-    """Return the final phases by uid; none from a damaged file, which is logged."""
+    """Return the final phases by pod uid; empty for a damaged file, which is logged."""
     try:
         phases = parse_json(path.read_bytes())
         return {uid: phase for uid, phase in phases.items() if phase in FINAL_PHASES}
@@ -32,7 +32,7 @@ def read_finished(path: Path) -> dict[str, str]:
 
 
 def write_finished(path: Path, phases: Mapping[str, str]) -> None:
-    """Replace the file atomically; only log a failure, because the file matters at the next start alone."""
+    """Replace the file atomically; a failure is only logged, because the file is not read before the next start."""
     beside = path.with_suffix(".new")
     try:
         beside.write_text(json.dumps(phases), encoding="utf-8")

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class FolderEvents:
-    """inotify events of one folder; polls the folder where there are none."""
+    """inotify events of one folder; if inotify is not available, the caller polls the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class FolderEvents:
             logger.warning("no inotify, polling", extra={"facts": {"reason": str(error)}})
 
     def names(self) -> frozenset[str]:
-        """Return the files that were closed since the last call, as far as known.
+        """Return the names of files that were closed, moved or deleted since the last call; empty if events were lost.
 
         The watch is renewed, because the folder may have been replaced.
         """
@@ -44,7 +44,7 @@ class FolderEvents:
         return frozenset(event.name for event in events)
 
     async def wait(self) -> None:
-        """Wait for an event, until the next full listing at the latest."""
+        """Wait for an event, at most until the next full listing is due."""
         if self._inotify is None:
             await asyncio.sleep(LOOK_SECONDS)
             return
@@ -56,7 +56,7 @@ class FolderEvents:
         except TimeoutError:
             return
         finally:
-            # Until the file was read: otherwise the same event would wake twice.
+            # The reader stays removed until `names` reads the event, which would otherwise wake this again.
             loop.remove_reader(self._inotify)
 
     def close(self) -> None:

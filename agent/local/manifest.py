@@ -20,7 +20,7 @@ SIZE_LIMIT: Final = 3 * 2**20  # bytes; the API server stores no larger object
 _NAMES: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _LABELS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # names of namespaces and containers
 _UIDS: Final = re.compile(r"[0-9A-Za-z][-0-9A-Za-z]{0,63}")
-# drawn once; changing it changes every uid
+# a random constant; changing it changes every uid
 _UID_SPACE: Final = uuid.UUID("7d0f5c7e-3c1c-4bd1-9d39-5d3b1f1f7a10")
 
 

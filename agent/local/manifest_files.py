@@ -1,6 +1,6 @@
 """The manifests in a folder; each is read after a change, once it is completely written.
 
-A file that cannot be read, or is only half written, changes nothing: its pods stay as they were.
+If a file cannot be read or is incomplete, its pods stay unchanged.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _created(stat: os.stat_result) -> str:
 
 
 def _as_old(pods: tuple[Pod, ...], before: _File | None) -> tuple[Pod, ...]:
-    """Keep a pod's first-seen time, so that an edit of its file does not make it younger."""
+    """Return the pods with the creation times they had before, so that an edit of the file does not change these."""
     created = {uid_of(pod): _creation(pod) for pod in before.pods} if before else {}
     return tuple(_created_at(pod, created.get(uid_of(pod))) for pod in pods)
 

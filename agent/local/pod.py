@@ -1,7 +1,7 @@
 """Lifecycle of one pod of the runtime `local`, as the kubelet runs it, in steps.
 
-Each step compares the running containers with `agent.local.spec` and starts or stops what differs. No step waits:
-the caller is called back when the next step is due.
+Each step compares the running containers with `agent.local.spec`, and starts or stops those that differ. No step waits;
+a callback reports when the next step is due.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LocalPod:
         self, uid: str, cgroup: str, cgroups: ContainerCgroups, logs: Path | None, changed: Callable[[], None]
     ) -> None:
         self.uid = uid
-        # None: an earlier agent started the pod, and its manifest was not read yet.
+        # The pod by its manifest; None: an earlier agent started the pod, and its manifest was not read yet.
         self.run: PodRun | None = None
         self.phase: str | None = None  # the pod's final phase; None: it has not ended
         self.is_ending = False  # the manifest was removed
@@ -79,7 +79,7 @@ class LocalPod:
 
     @property
     def _is_running(self) -> bool:
-        """Return whether every container of the manifest runs, and nothing else is due."""
+        """Return whether every container of the manifest runs, so that no step is due."""
         if self.run is None or self.is_ending or self.phase:
             return False
         are_there = all(spec.name in self._containers for spec in self.run.containers)
@@ -87,13 +87,13 @@ class LocalPod:
 
     @property
     def sandbox(self) -> RuntimeSandbox | None:
-        """The sandbox in the pod's cgroup, if its runtime class is one of VMs and a container runs."""
+        """The sandbox in the pod's cgroup, if the pod's runtime class is for VMs and a container is live; else None."""
         if is_vm_handler(self._runtime_class) and self.live:
             return _sandbox(self.uid, self._cgroup, self._runtime_class, self.run)
         return None
 
     def listed(self) -> Iterator[RuntimeContainer]:
-        """Yield its containers as the agent sees them."""
+        """Yield the pod's containers in the form of a runtime's list; mark created ones as listed."""
         in_vm = is_vm_handler(self._runtime_class)
         for container in self._containers.values():
             yield RuntimeContainer(
@@ -113,7 +113,7 @@ class LocalPod:
                 self._changed()
 
     def find(self, container_id: str) -> LocalContainer | None:
-        """Return the live container of an id."""
+        """Return the live container with an id; None if there is none."""
         live = (container for container in self._containers.values() if not container.end)
         return next((container for container in live if container.id == container_id), None)
 
@@ -128,7 +128,7 @@ class LocalPod:
             self._containers[name] = container
 
     def begin(self, run: PodRun) -> None:
-        """Run a manifest. Init containers before one that runs already count as completed."""
+        """Run a manifest; init containers that come before a running container are taken for completed."""
         is_new, self.run, self._runtime_class = self.run is None, run, run.runtime_class
         if not is_new:
             return

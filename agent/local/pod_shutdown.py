@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.local.cgroups import ContainerCgroups
     from agent.local.container import LocalContainer
 
-LOOK_AGAIN_SECONDS: Final = 0.02  # until the next check whether killed processes have left their cgroup
+LOOK_AGAIN_SECONDS: Final = 0.02  # seconds until the next check whether a cgroup has no processes left
 
 
 class PodShutdown:
@@ -47,7 +47,7 @@ class PodShutdown:
                 container.process.signal(signal.SIGTERM)
 
     def clean(self, containers: Collection[LocalContainer], *, is_over: bool) -> None:
-        """Kill processes that ended containers left, and remove cgroups in which nothing will run again."""
+        """Kill processes that exited containers left behind, and remove cgroups that no container will use again."""
         for container in containers:
             if container.end and container.has_cgroup:
                 self._clean(container, is_over=is_over)

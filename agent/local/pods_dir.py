@@ -49,12 +49,12 @@ class PodsDir:
         return self._pods
 
     async def look_up(self, namespace: str, name: str) -> Pod | None:
-        """Return the pod of a name from the files."""
+        """Return the pod with a name, from the files; None if there is none."""
         wanted = f"{namespace}/{name}"
         return next((pod for pod in self._pods.values() if name_of(pod) == wanted), None)
 
     def finish(self, uid: str, phase: str) -> None:
-        """Show a pod in a final phase from now on, as a kubelet reports it, until its manifest is removed."""
+        """Set a pod's final phase, which is kept until its manifest is removed."""
         self._remember({**self._phases, uid: phase})
         self._show()
 
@@ -76,7 +76,7 @@ class PodsDir:
     def look(self, closed: Collection[str] = ()) -> bool:
         """Read changed files of the folder, `closed` ones at once; return whether the pods changed."""
         before = (self._pods, self.complete)
-        # otherwise keep every pod, because the folder cannot be read
+        # keep every pod if the folder cannot be read
         self.complete = self._files.read(closed)
         if self.complete:
             self._show()
@@ -84,7 +84,7 @@ class PodsDir:
         return before != (self._pods, self.complete)
 
     def _show(self) -> None:
-        """Take over the pods of all files; if two have the same name, the one whose file comes first by name."""
+        """Update the pods from all files; of two pods with the same name, use that of the first file by name."""
         shown: dict[str, Pod] = {}
         names: dict[str, str] = {}
         self._conflicts = {}

@@ -1,7 +1,7 @@
-"""Plain processes: held before their first instruction, watched until they exit, signalled by pidfd.
+"""Plain processes of containers: held before their first instruction, watched until they exit, signalled by pidfd.
 
 A process starts as a shell that waits for a line on its standard input and then executes the command. So its
-cgroup and its CPUs are right before the command exists. If the agent dies before that, the shell reads end of
+cgroup and CPUs are set before the command runs. If the agent dies before that, the shell reads end of
 file and exits.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHELL: Final = "/bin/sh"
 _HOLD: Final = 'read -r go && exec "$@" </dev/null'
-# Python ignores these signals; the command must not inherit that.
+# Signals that Python ignores; they are reset, because the command would inherit that.
 _DEFAULTS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -115,7 +115,7 @@ def _output(log: Path | None) -> list[tuple[int, ...] | tuple[int, int, str, int
 
 
 def adopt(pids: Sequence[int]) -> Process | None:
-    """Return the oldest of some processes that an earlier agent started; None if none runs."""
+    """Return the oldest running process of these pids, which an earlier agent started; None if none runs."""
     for pid in sorted(pids, key=lambda pid: (started(pid), pid)):
         with suppress(ProcessLookupError):
             return Process(pid, os.pidfd_open(pid), is_child=False)

@@ -1,10 +1,9 @@
 """The runtime `local`: a folder's pods as plain processes in cgroups of their own (interface `Runtime`).
 
-It is kubelet and runtime in one, and small: no images, no namespaces, no probes. All work is done when the
-agent lists the containers, which it does in every pass: new containers are created there and shown as
-created, so the agent sends their CPUs in the same pass. Then they start, on these CPUs from their first
-instruction. A container for which the agent sent nothing starts with the next pass. SIGTERM of the agent ends
-no container; the next agent finds them by their cgroups.
+It is kubelet and runtime in one, without images, namespaces and probes. All work is done when the agent lists the
+containers, which it does in every pass. New containers are listed as created, so the agent sends their CPUs in the same
+pass. They then start on these CPUs. A container for which the agent sent none starts with the next pass. SIGTERM of the
+agent ends no container; the next agent finds them by their cgroups.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class LocalRuntime:
         self._has_adopted = False
 
     async def containers(self) -> tuple[RuntimeContainer, ...]:
-        """Start and stop processes as the manifests say, and return every container."""
+        """Start and stop processes by the manifests, and return every container."""
         if not self._has_adopted:
             self._adopt()
         if self._source.complete:
@@ -81,7 +80,7 @@ class LocalRuntime:
         return tuple(container for pod in self._pods.values() for container in pod.listed())
 
     async def known_containers(self) -> None:
-        """Return None, because listing is what starts and stops processes."""
+        """Return None, so that the caller lists the containers, which starts and stops processes."""
         return
 
     def changes(self) -> None:
@@ -93,7 +92,7 @@ class LocalRuntime:
         return tuple(sandbox for pod in self._pods.values() if (sandbox := pod.sandbox))
 
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
-        """Put a container on `cpus` and its memory on `mems`, and start it if it waits for them.
+        """Set a container's CPUs and its memory's NUMA nodes, and start it if it waits for its CPUs.
 
         Raises Gone, Refused.
         """
@@ -138,7 +137,7 @@ class LocalRuntime:
         return self._pods[uid]
 
     def _take_over(self, pods: Mapping[str, Pod]) -> None:
-        """Begin new pods and end removed ones. A pod that returns waits until its old processes exit."""
+        """Start new pods and end removed ones; a pod that was added again waits until its old processes exit."""
         for uid, pod in pods.items():
             known = self._seen.get(uid)
             if is_final(pod):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-# Command of a container that states none: there is no image to read it from.
+# Command of a container whose manifest has none, because there is no image to read it from.
 SLEEP: Final = ("sleep", "infinity")
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ALWAYS, ON_FAILURE, NEVER = "Always", "OnFailure", "Never"
