@@ -1,4 +1,5 @@
-"""The node agent: owns the CPUs of one node, and is the only program of corepin that accesses kernel and runtime.
+"""The node agent: assigns the CPUs of one node, as the only program of corepin that accesses kernel and runtime.
 
-`pinning` decides, purely; the folders here observe, apply and report. It never imports the webhook.
+Pure functions in `pinning` choose the CPUs; the packages here read the node, apply the choice and report it. The agent
+never imports the webhook.
 """

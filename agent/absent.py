@@ -1,4 +1,4 @@
-"""Null objects for the interfaces that a node may lack; `agent.main` chooses them."""
+"""Null objects for the interfaces whose implementation a node may lack; `agent.main` chooses them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_KUBELET: Final = f"no kubelet reports devices to this agent: set device-polic
 
 
 class NoOwners:
-    """No container is reported before it is listed (interface `Owners`)."""
+    """No owner is known before the runtime lists its container (interface `Owners`)."""
 
     def known(self, container_id: str) -> Owner | None:
         """Return None, because nothing is known."""
@@ -146,7 +146,7 @@ class NoBootingMachines:
 
 
 class NoObservedCPUs:
-    """No kubelet allocates CPUs, so that cpusets are reported unchanged (interface `ObservedCPUs`)."""
+    """No kubelet reports CPUs here, so a container's CPUs are those of its cpuset (interface `ObservedCPUs`)."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
         """Return the cpuset of each container that has one."""
@@ -202,7 +202,7 @@ class NoDevices:
         """Ignore the devices of a checkpoint."""
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Record the containers that would wait for a kubelet."""
+        """Record the containers that require CPUs beside devices, because no kubelet will report their devices."""
         self._unknown = {
             Owner(pod.uid, container): NO_KUBELET
             for pod in observed.pods

@@ -1,4 +1,4 @@
-"""The interface between the passes and the driver of ResourceClaims."""
+"""The interface between reconcile passes and the DRA driver of ResourceClaims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DeviceClaims(Protocol):
     """The driver of Dynamic Resource Allocation: ResourceClaims with CPUs of this node."""
 
     def seen(self, pods: Iterable[SeenPod], live: Collection[str]) -> SeenClaims | None:
-        """Return the claims of this node; None where the agent is not a driver. `live` are the pods with live containers."""
+        """Return the claims of this node; None if the agent is no driver. `live` are the pods with live containers."""
         ...
 
     def passed(self, ledger: Ledger, waiting: Mapping[str, str], *, observes: bool) -> None:
@@ -24,5 +24,5 @@ class DeviceClaims(Protocol):
         ...
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Serve the kubelet until cancelled; request a pass when a claim arrives or is given back."""
+        """Serve the kubelet until cancelled; request a pass when a claim is to be prepared or unprepared."""
         ...

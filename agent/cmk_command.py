@@ -39,7 +39,7 @@ def install(folder: Path, source: Path = SOURCE) -> bool:
 
 
 def remove(folder: Path, source: Path = SOURCE) -> None:
-    """Remove the command, if corepin installed it, and its socket."""
+    """Remove the command if it is corepin's, and its socket."""
     with suppress(FileNotFoundError):
         if _is_there(folder / NAME, source.read_bytes()):
             (folder / NAME).unlink()

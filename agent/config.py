@@ -16,7 +16,7 @@ from pinning.pods.quantity import parse_quantity
 
 RUNTIMES: Final = ("cri", "local")
 CONFIGZ: Final = "/configz"
-USER_AGENT: Final = "corepin-agent"  # also the field manager of its writes, which the policies check
+USER_AGENT: Final = "corepin-agent"  # also the field manager, which admission policies check
 _BARE_IPV6: Final = re.compile(r"https://([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*):(?=[0-9]+/)")
 
 
@@ -45,7 +45,7 @@ class NodeOptions:
     overcommit_taint: bool = False
     sidecar: Amount = SIDECAR
     topology: bool = False  # publish the node's NodeResourceTopology
-    near_cpus: bool = False  # publish the CPUs that are free beside free devices
+    near_cpus: bool = False  # publish the numbers of free CPUs on the NUMA nodes of free devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class AgentConfig:
 
     @property
     def keeps_quiet(self) -> bool:
-        """Return whether the component quiet is installed, and the operator has switched a part of it on."""
+        """Return whether the component `quiet` is installed, and the operator has enabled a part of it."""
         return self.irq is not None and self.config.keeps_quiet
 
 
@@ -141,7 +141,7 @@ def parse_cmk_reports(text: str) -> bool:
 
 
 def parse_dra(text: str, nri: Path | None) -> bool:
-    """Return whether --dra is `on`; it needs NRI, because CPUs of claims must be right from the first instruction on."""
+    """Return whether --dra is `on`; raise BadContract without NRI, by which claimed CPUs apply from the start."""
     if text not in {"on", "off"}:
         raise BadContract(f"--dra: {text!r} is unknown: write on or off")
     if text == "on" and nri is None:

@@ -1,14 +1,14 @@
-"""Errors of the kernel, the runtime and the pod source; each is translated at the edge where it occurs.
+"""Errors of the kernel, the runtime and the pod source; the module that calls one of these translates its errors.
 
 AgentError
-  +- Unavailable   it does not answer now; try again later
+  +- Unavailable   the called program does not answer now; try again later
   |    +- TooLarge the answer is larger than gRPC's limit for a message
   +- Gone          the container or pod does not exist any more; nothing to do
   +- Refused       the request was refused; the message has reason and remedy
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
   +- TooMany       a container has more child cgroups than the agent reads
   +- Unsettled     threads start faster than they are moved; the next pass continues
-  +- Unfinished    a container has more cgroups than are moved at once; the next pass continues
+  +- Unfinished    a container has more cgroups than one call moves; the next pass continues
 
 Errors of the API server are not among them: see `apiserver.errors.APIError`.
 """

@@ -1,6 +1,6 @@
-"""Choose the agent's configuration at start: the file of the group in the node's label.
+"""Choose the agent's configuration at start: the file of the CPU group in the node's label.
 
-While that file is missing the agent waits, leaves every container as it is, and reports the missing file.
+While that file is missing the agent waits, changes no container, and reports the missing file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from pinning.planning.node_config import NodeConfig
 
 MEMORY: Final = "cpu-group"  # file in the state directory, with the group of the last start
-ASK_SECONDS: Final = 5.0  # longest wait for the API server at start
+ASK_SECONDS: Final = 5.0  # longest wait for an answer of the API server at start
 LOOK_SECONDS: Final = 5.0  # between two checks of the files
-LOOKS: Final = 12  # checks between two requests to the API server
+LOOKS: Final = 12  # checks of the files between two requests to the API server
 SILENT_LOOKS: Final = 3  # checks between two requests while the API server does not answer
 
 logger = logging.getLogger(__name__)
@@ -57,27 +57,27 @@ class ConfigFiles:
     is_named: bool = False  # named by a flag, so that a missing one is an error
 
     def groups(self) -> frozenset[str]:
-        """Return the groups with a file, without reading the files."""
+        """Return the groups that have a file; the files are not read."""
         try:
             return groups_among((path.name for path in self.default.parent.iterdir()), self.default.name)
         except OSError:
             return frozenset()
 
     def load(self, group: str) -> NodeConfig:
-        """Parse the file of a group; a missing default file means defaults."""
+        """Return the configuration in a group's file; the defaults if the default file is missing."""
         file = self.default.with_name(key_of(group, self.default.name))
         return self.read(file) if group or self.is_named or file.exists() else DEFAULT
 
 
 class GroupMemory:
-    """The last start's group, for starts without API server, and for the guard."""
+    """The stored group of the last start, for starts without API server, and for the guard."""
 
     def __init__(self, state_dir: Path, node: str | None = None) -> None:
         self._path = state_dir / MEMORY
         self._node = node
 
     def recall(self) -> str | None:
-        """Return the group; None if none was stored, or for a node of another name."""
+        """Return the stored group; None if none was stored, or it is of a node with another name."""
         try:
             found = parse_json(self._path.read_bytes())
         except (OSError, BadJSON):
@@ -114,7 +114,7 @@ class GroupStart:
         self.waiting: Waiting | None = None
 
     async def choose(self, *, is_fresh: bool = True) -> str | Waiting:
-        """Choose and store the group; `is_fresh`: read the label again."""
+        """Return and store this node's group, or why it must wait; with `is_fresh` the label is read again."""
         if is_fresh:
             self._labelled = await self._ask()
         labelled, default = self._labelled, self._files.default.name
@@ -128,7 +128,7 @@ class GroupStart:
         report: Callable[[Waiting], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> str:
-        """Return the group once it has a file; `report` gets the reason for the wait, after the API server was asked."""
+        """Return the group once it has a file; after each request to the API server `report` gets why it waits."""
         looks, is_due = 0, True
         while isinstance(chosen := await self.choose(is_fresh=is_due), Waiting):
             if chosen != self.waiting:

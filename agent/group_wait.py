@@ -1,4 +1,4 @@
-"""Start with the configuration of the node's group; while it is missing, readiness and the Node show why."""
+"""Start with the configuration of the node's CPU group; while it is missing, /readyz and the Node show why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 async def started_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
-    """Return the configuration of this node's group, as soon as there is one."""
+    """Wait until this node's group has a configuration, and return it."""
     if files is None:
         return config
     async with _opened(config, files) as (api, start):
@@ -44,7 +44,7 @@ async def started_with(config: AgentConfig, files: ConfigFiles | None) -> AgentC
 
 
 async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
-    """Return the configuration of this node's group, or the defaults without it, because an uninstall must not wait."""
+    """Return the configuration of this node's group, or the defaults without a wait, for uninstall."""
     if files is None:
         return config
     async with _opened(config, files) as (_, start):
@@ -57,7 +57,7 @@ async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentCon
 
 @asynccontextmanager
 async def _opened(config: AgentConfig, files: ConfigFiles) -> AsyncIterator[tuple[Api, GroupStart]]:
-    """Yield a client that is closed at the end, and the GroupStart that uses it."""
+    """Yield an API client, closed when the block ends, and the GroupStart that uses it."""
     api = open_api(config)
     memory = GroupMemory(config.state_dir, config.node)
     try:
@@ -72,13 +72,13 @@ def _with(config: AgentConfig, files: ConfigFiles, group: str) -> AgentConfig:
 
 
 async def _wait(config: AgentConfig, api: Api, start: GroupStart) -> str:
-    """Wait for the group's file; the process is alive, not ready, and reports why."""
+    """Wait for the group's file and return the group; until then the process is alive, not ready, and says why."""
     async with _not_ready(config, lambda: start.waiting):
         return await start.wait(partial(write_waiting, api, config.node))
 
 
 async def wait_for_newer(config: AgentConfig, message: str) -> NoReturn:
-    """Leave every container as it is until an agent that can read the checkpoint replaces this one."""
+    """Change no container and wait until a newer agent, which can read the checkpoint, replaces this one."""
     waiting = Waiting("CheckpointNeedsNewer", message)
     logger.error("waiting for a later version of corepin", extra={"facts": {"reason": message}})
     api = None if config.pods_dir else open_api(config)

@@ -40,14 +40,14 @@ _TOO_LARGE: Final = (
 )
 # the container has just ended (containerd, CRI-O), or was removed (CRI-O, without a gRPC code)
 _ENDED: Final = ("CONTAINER_EXITED", "not running or created", "not found: ID does not exist")
-_PREFIX_BYTES: Final = 5  # length of the prefix of each message: whether it is compressed, and its length
-# Wire types of protobuf, and how long the fixed ones are.
+_PREFIX_BYTES: Final = 5  # bytes before each message: a flag for compression, and the message's length
+# Wire types of protobuf, and the bytes of those with a fixed length.
 _VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}
 _SKIPPED_AT_ONCE: Final = 64 * 2**10
 
 
 class Calls:
-    """A service behind a socket, which may restart between two calls. Calls must be idempotent."""
+    """Client of a service behind a socket, which may restart between two calls. Calls must be idempotent."""
 
     def __init__(
         self, socket: Path, service: str, timeout_seconds: float, most_bytes: int = MESSAGE_BYTES
@@ -69,7 +69,7 @@ class Calls:
 
     @asynccontextmanager
     async def reading(self, method: str, request: Message) -> AsyncIterator[Fields]:
-        """Yield the fields of an answer, which are read inside the block; raise as `ask` does."""
+        """Yield the fields of an answer, to be read inside the block; raise as `ask` does."""
         async with self._asked(method, request, self._timeout_seconds) as exchange:
             fields = Fields(exchange, await self._only(method, exchange))
             yield fields
@@ -79,7 +79,7 @@ class Calls:
     async def stream(
         self, method: str, request: Message, answer: type[Answer], limit: int
     ) -> AsyncIterator[Answer]:
-        """Yield the answers of a method until it ends with OK; raise as `ask` does."""
+        """Yield the answers of a streaming method until it ends with OK; raise as `ask` does."""
         async with self._asked(method, request, None) as exchange:
             while (length := await self._next(method, exchange, limit)) is not None:
                 yield decoded(answer, await exchange.read(length))
@@ -138,7 +138,7 @@ class Calls:
         return length
 
     async def _finish(self, method: str, exchange: Exchange) -> None:
-        """Read the end of an answer, and raise its error."""
+        """Read the end of an answer; raise the error if its status is not OK."""
         if await exchange.read_or_end(1):
             raise self._translated(method, "INTERNAL", "the answer has data after its message")
         self._check_status(method, exchange.headers)
@@ -172,7 +172,7 @@ class Calls:
 
 
 class Fields:
-    """The fields of a message that is still arriving: only the field that the caller reads is in memory.
+    """The fields of a message that is being received; only the field that the caller reads is in memory.
 
     Waiting for more bytes lets the event loop run; the connection receives a few hundred kilobytes at once.
     """
@@ -183,7 +183,7 @@ class Fields:
         self._unread = 0  # unread bytes of the current field
 
     async def next(self) -> int | None:
-        """Return the number of the next field with bytes, a string or a message, None at the end; raise DecodeError."""
+        """Return the number of the next length-delimited field, skipping others; None at the end; raise DecodeError."""
         await self._skip(self._unread)
         self._unread = 0
         while self._left:
@@ -201,16 +201,16 @@ class Fields:
 
     @property
     def size(self) -> int:
-        """The bytes of the field that `next` named."""
+        """The size in bytes of the field whose number `next` returned."""
         return self._unread
 
     async def content(self) -> bytearray:
-        """Return the field that `next` named."""
+        """Return the bytes of the field whose number `next` returned."""
         size, self._unread = self._unread, 0
         return await self._exchange.read(size)
 
     def nested(self) -> Fields:
-        """Return the fields of the message that `next` named; they are read before its own `next`."""
+        """Return the fields of the nested message whose number `next` returned, to be read before the next call."""
         size, self._unread = self._unread, 0
         return Fields(self._exchange, size)
 
@@ -250,7 +250,7 @@ class Fields:
 
 
 def decoded(kind: type[Answer], content: bytearray) -> Answer:
-    """Return a message without a copy of its bytes; raise DecodeError."""
+    """Return a decoded message, without copying its bytes; raise DecodeError."""
     return kind.FromString(content)  # type: ignore[arg-type] # the stubs know bytes alone
 
 

@@ -1,8 +1,8 @@
 """A gRPC service on a unix socket: unary methods over HTTP/2, with the library h2, in the event loop.
 
-The peer is the kubelet, which is root, and may still be slow, restart, or be another program than expected. So sizes,
-streams and connections are bounded, and a request that waits does not delay other requests. docs/decisions/0028 says
-why it is not grpc.aio.
+The peer is the kubelet, which may be slow, restart, or have another version than expected. So sizes, streams and
+connections are bounded, and a request that waits does not delay others. docs/decisions/0028 explains why this is not
+grpc.aio.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ MOST_KEPT: Final = 2**20  # bytes of all unanswered requests of a connection
 MOST_SECONDS: Final = 45.0  # time limit of a request, which is the kubelet's own deadline
 STALLED_SECONDS: Final = 10.0  # time after which a peer that reads nothing is disconnected
 LONGEST_PATH: Final = 107  # longest path of a unix socket, in bytes
-_READ_BYTES: Final = 16 * 2**10  # bytes of one read: h2 takes 13 ms to parse as many bytes of empty frames
-_PREFIX_BYTES: Final = 5  # length of the prefix of a message: whether it is compressed, and its length
-_LONGEST_TEXT: Final = 2000  # bytes of an error's text, before they are quoted
+_READ_BYTES: Final = 16 * 2**10  # bytes of one read; h2 takes 13 ms to parse that many bytes of empty frames
+_PREFIX_BYTES: Final = 5  # bytes before a message: a flag for compression, and the message's length
+_LONGEST_TEXT: Final = 2000  # bytes of an error's text, before percent-encoding
 # Status codes of gRPC.
 _INVALID, _TOO_LATE, _TOO_LARGE, _UNKNOWN_METHOD, _INTERNAL, _LATER = 3, 4, 8, 12, 13, 14
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -73,7 +73,7 @@ class Method(NamedTuple):
 
 
 class _Failed(Exception):
-    """The request ends with a status of gRPC."""
+    """Raised to end a request with an error status of gRPC."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -81,7 +81,7 @@ class _Failed(Exception):
 
 
 class _Request:
-    """A request that arrives, or is being answered."""
+    """A request that is being received or answered."""
 
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self.headers = headers
@@ -99,7 +99,7 @@ class GrpcServer:
 
     @asynccontextmanager
     async def listening(self, path: Path) -> AsyncIterator[None]:
-        """Serve on a socket until the block ends; raise AgentError if its path is too long, and OSError."""
+        """Serve on a unix socket until the block ends; raise AgentError if its path is too long, and OSError."""
         if len(str(path).encode()) > LONGEST_PATH:
             raise AgentError(
                 f"{path}: the path of a socket has at most {LONGEST_PATH} bytes: use a shorter one"
@@ -116,7 +116,7 @@ class GrpcServer:
                 connection.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection; at the limit the oldest one is closed, so that a restarted kubelet can always connect."""
+        """Serve a connection; at the limit close the oldest one, so that a restarted kubelet can always connect."""
         connection = _Connection(reader, writer, self._methods)
         self._open[connection] = None
         if len(self._open) > MOST_CONNECTIONS:
@@ -159,7 +159,7 @@ class _Connection:
             for event in events:
                 self._happened(event)
             await self._write()
-            await asyncio.sleep(0)  # a read that need not wait does not yield to the loop
+            await asyncio.sleep(0)  # a read of data that has arrived does not yield to the event loop
 
     def close(self) -> None:
         """Disconnect; `run` returns. Unsent data is dropped, because the peer may never read."""
@@ -191,7 +191,7 @@ class _Connection:
                 self._window.set()
 
     def _received(self, stream: int, data: bytes, size: int) -> None:
-        """Keep a piece of a request; all pieces are acknowledged, so that no other request is delayed."""
+        """Store received bytes of a request, and acknowledge them, so that the window stays open for other requests."""
         with suppress(StreamClosedError):
             self._protocol.acknowledge_received_data(size, stream)
         request = self._requests.get(stream)
@@ -213,7 +213,7 @@ class _Connection:
         return request
 
     async def _answered(self, stream: int, request: _Request, answer: Callable[[], Awaitable[bytes]]) -> None:
-        """Send the answer of a request; the peer may have cancelled it, or closed the connection."""
+        """Send the answer to a request, unless the peer has cancelled it or closed the connection."""
         try:
             # The status of a late answer is sent too.
             async with asyncio.timeout(MOST_SECONDS + STALLED_SECONDS):
@@ -228,7 +228,7 @@ class _Connection:
                 self._forget(stream)
 
     async def _called(self, request: _Request) -> bytes:
-        """Return a message for a request; raise _Failed."""
+        """Return the encoded answer to a request; raise _Failed."""
         path = request.headers.get(b":path", b"").decode("ascii", "replace")
         method = self._methods.get(path)
         if method is None:
@@ -302,6 +302,6 @@ def _message(kind: type[Message], body: bytearray) -> Message:
 
 
 def _seconds(given: bytes | None) -> float:
-    """Return the seconds that a caller waits for an answer, at most MOST_SECONDS."""
+    """Return the caller's timeout in the header grpc-timeout in seconds, at most MOST_SECONDS."""
     match = _TIMEOUT.fullmatch(given or b"")
     return min(MOST_SECONDS, int(match[1]) * _UNITS[match[2]]) if match else MOST_SECONDS

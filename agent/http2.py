@@ -1,8 +1,8 @@
-"""HTTP/2 requests over a unix socket and their answers, read piece by piece, with the library h2.
+"""HTTP/2 client over a unix socket, with the library h2; answers are read in pieces.
 
-grpcio holds each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself.
-Here only one flow-control window of the message is in memory. A connection carries one request at a time, so a
-caller that reads slowly delays no other.
+grpcio stores each message three times while it receives it, 47 MiB for a list of 16 MiB, and takes 17 MiB itself.
+This client has only one flow-control window of the message in memory. A connection carries one request at a time, so
+a caller that reads slowly does not delay others.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _REQUEST_BYTES: Final = 16384  # longest request: one frame, which every server accepts
-_READ_BYTES: Final = 16 * 2**10  # bytes of one read: h2 takes 13 ms to parse as many bytes of empty frames
+_READ_BYTES: Final = 16 * 2**10  # bytes of one read; h2 takes 13 ms to parse that many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before the client reads them
 _INITIAL_WINDOW: Final = 65535  # initial flow-control window of a connection; only an update changes it
-# Bytes of received frames that may stay unanswered: far below the window, and answers are no longer than they.
+# Received bytes whose protocol replies may be held back: far below the window; replies are not longer than these.
 _HELD_BYTES: Final = 1024
-# Longest time for which received frames stay unanswered; a server that checks for dead clients waits for seconds.
+# Longest time to hold back replies; a server that checks for dead clients waits for seconds.
 # Go's server sends a ping with each request unless its last ping is unanswered, so a burst of calls gets one ping.
 _HELD_SECONDS: Final = 0.1
 _MOST_IDLE: Final = (
     2  # connections: two updates of containers run at a time, and a new one costs as much as a request
 )
-_MOST_REQUESTS: Final = 1000  # requests on one connection: h2 remembers each
+_MOST_REQUESTS: Final = 1000  # requests on one connection, because h2 stores data of each
 _CONFIGURATION: Final = H2Configuration(  # requests have only headers of corepin, answers are validated
     client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
 )
@@ -70,12 +70,12 @@ class Connection:
         self._requests = 0
         self._is_busy = False  # a request was sent, and its answer has not ended
         self._has_more = False  # the last read left bytes that have arrived
-        self._held = b""  # protocol replies that wait for a later write
-        self._unanswered = 0  # received bytes that the held replies answer
+        self._held = b""  # protocol replies that are held back for a later write
+        self._unanswered = 0  # number of received bytes to which the held replies belong
         self._held_since = 0.0  # loop time at which the first of these bytes arrived
 
     def takes(self, body: bytes) -> bool:
-        """Return whether a request may be sent: the last answer was read, and the peer has not closed."""
+        """Return whether a request can be sent now: the last answer was read, and the peer has not closed."""
         is_open = not (self._reader.at_eof() or self._writer.is_closing())
         has_room = (
             self._requests < _MOST_REQUESTS and len(body) <= self._protocol.outbound_flow_control_window
@@ -101,7 +101,7 @@ class Connection:
 
     async def receive(self) -> list[Event]:
         """Wait for data from the peer, and return the events in it; raise Broken and OSError."""
-        if self._has_more:  # a read that need not wait does not yield to the loop
+        if self._has_more:  # yield to the event loop, because a read of data that has arrived does not
             await asyncio.sleep(0)
         received = await self._read()
         self._has_more = len(received) == _READ_BYTES
@@ -116,7 +116,7 @@ class Connection:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
-        """Wait for data from the peer; send held frames as soon as the first of them is _HELD_SECONDS old."""
+        """Wait for data from the peer and return it; send held replies once the first one is _HELD_SECONDS old."""
         if self._unanswered:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._held_since + _HELD_SECONDS):
@@ -129,42 +129,42 @@ class Connection:
         self._protocol.acknowledge_received_data(size, stream)
 
     def ended(self) -> None:
-        """Record that the answer has arrived."""
+        """Record that the answer has been received in full."""
         self._is_busy = False
 
     async def answer(self) -> None:
-        """Send protocol replies, such as those to pings; hold a few, because a later request can carry them.
+        """Send protocol replies, such as those to pings; hold back a few, to send them together with the next request.
 
-        Most frames from a server need no reply, and then no timer wakes the process.
+        Most frames from a server need no reply, so that no timer has to wake the process.
         """
         self._hold()
         if self._unanswered > _HELD_BYTES:
             await self.reply()
 
     async def reply(self) -> None:
-        """Send the protocol replies."""
+        """Send all protocol replies now."""
         self._hold()
         await self._write(self._replies())
 
     @property
     def _is_due(self) -> bool:
-        """Return whether replies are held that must be sent: many, or old ones."""
+        """Return whether held replies must be sent now, because there are many or they are old."""
         is_old = asyncio.get_running_loop().time() >= self._held_since + _HELD_SECONDS
         return bool(self._held) and (is_old or self._unanswered > _HELD_BYTES)
 
     def _hold(self) -> None:
-        """Hold the protocol replies to all that was received."""
+        """Move h2's pending replies to the held ones."""
         self._held += self._protocol.data_to_send()
         if not self._held:
             self._unanswered = 0
 
     def _replies(self) -> bytes:
-        """Return the held replies, which the caller sends."""
+        """Remove and return the held replies, which the caller sends."""
         replies, self._held, self._unanswered = self._held, b"", 0
         return replies
 
     async def _write(self, frames: bytes) -> None:
-        """Send frames; wait for a server that does not read."""
+        """Send frames; wait while the server does not read."""
         if frames:
             self._writer.write(frames)
             await self._writer.drain()
@@ -185,12 +185,12 @@ class Exchange:
         self.headers: dict[str, str] = {}
 
     async def begin(self) -> None:
-        """Wait until the answer begins; raise Broken and OSError."""
+        """Wait until the headers of the answer arrive; raise Broken and OSError."""
         while not (self.headers or self._is_over):
             await self._receive()
 
     def ready(self, size: int) -> memoryview | None:
-        """Return the next bytes of the answer if they lie in one piece that has arrived, else None."""
+        """Return the next `size` bytes of the answer if they have arrived in one piece, else None."""
         if not self._pieces or len(self._pieces[0]) <= size:
             return None
         piece = self._pieces[0]
@@ -198,7 +198,7 @@ class Exchange:
         return piece[:size]
 
     async def read(self, size: int) -> bytearray:
-        """Return the next bytes of the answer; raise Broken at an early end, and OSError."""
+        """Return the next `size` bytes of the answer; raise Broken if it ends earlier, and OSError."""
         content = await self.read_or_end(size)
         if content is None:
             raise Broken("the answer ends in the middle")
@@ -256,10 +256,10 @@ class Exchange:
 
 
 class Connections:
-    """The connections to a socket: one for each request, or inside of `lasting` a few shared ones.
+    """The connections to a socket: one for each request, or inside of `lasting` a few that are reused.
 
-    A lasting connection is dropped when its socket is replaced. A request that gets no answer on it is sent
-    once more over a new connection, because the server may have restarted: requests must be idempotent.
+    A reused connection is closed when its socket file is replaced. A request that gets no answer on it is sent
+    once more over a new connection, because the server may have restarted, so requests must be idempotent.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -270,7 +270,7 @@ class Connections:
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
-        """Keep connections open between requests until the block ends."""
+        """Reuse connections for later requests until the block ends."""
         self._lasts = True
         try:
             yield
@@ -280,7 +280,7 @@ class Connections:
 
     @asynccontextmanager
     async def asked(self, headers: Sequence[tuple[str, str]], body: bytes) -> AsyncIterator[Exchange]:
-        """Send a request, and yield its answer once that begins; raise Broken and OSError."""
+        """Send a request, and yield the exchange once its answer begins; raise Broken and OSError."""
         identity = self._identity_now()
         connection = self._take(identity, body)
         try:
@@ -305,7 +305,7 @@ class Connections:
         return None
 
     def _release(self, connection: Connection, identity: tuple[int, ...]) -> None:
-        """Keep a connection for a later request, or close it."""
+        """Keep a connection for a later request if it can be reused, otherwise close it."""
         leads_there = not self._idle or identity == self._identity
         if self._lasts and len(self._idle) < _MOST_IDLE and leads_there and connection.takes(b""):
             self._idle.append(connection)
@@ -329,7 +329,7 @@ async def _connected(socket: Path) -> Connection:
 
 
 async def _begun(connection: Connection, headers: Sequence[tuple[str, str]], body: bytes) -> Exchange | None:
-    """Send a request over a connection that was idle; return None, and close it, if it ends before an answer begins."""
+    """Send a request over a reused connection; close it and return None if it ends before an answer begins."""
     try:
         exchange = await connection.send(headers, body)
         await exchange.begin()

@@ -1,4 +1,4 @@
-"""The agent's interfaces to the outside, which are real, local or simulated.
+"""The agent's interfaces to kernel, runtime, kubelet and pods; there are real, local and simulated implementations.
 
 The loop (`agent.reconcile.loop`) uses only these. They raise the errors of `agent.errors`.
 """
@@ -92,10 +92,10 @@ class Runtime(Protocol):
         ...
 
     async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
-        """Return the containers by the last list and the events since; None: call `containers`.
+        """Return the containers of the last list, updated by the events since; None: call `containers`.
 
-        Raises Unavailable. A lost event makes the result wrong for some seconds, so nothing may be written or freed
-        because of it.
+        Raises Unavailable. After a lost event the result is wrong for some seconds, so the caller must not write or
+        free CPUs because of it.
         """
         ...
 
@@ -110,7 +110,8 @@ class Runtime(Protocol):
     async def update_cpus(self, container_id: str, cpus: CPUSet, mems: CPUSet = EMPTY) -> None:
         """Make the runtime set and record a container's CPUs.
 
-        Success proves nothing: read the cgroup. `mems` are for a container that has not started. Raises AgentError.
+        The runtime may report success without effect, so read the cgroup back. `mems` are NUMA nodes for a container
+        that has not started. Raises AgentError.
         """
         ...
 
@@ -141,7 +142,7 @@ class Cpusets(Protocol):
         ...
 
     def write(self, cgroup: str, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
-        """Write `cpuset.cpus`; children that had `before` follow; raise Gone, Refused, Unfinished, ValueError if empty."""
+        """Write `cpuset.cpus`, also of children that had `before`; raise Gone, Refused, Unfinished, ValueError."""
         ...
 
 
@@ -149,11 +150,11 @@ class CpusetWatch(Protocol):
     """Watches for cpuset writes by other processes."""
 
     def expect(self, cgroup: str, cpus: CPUSet) -> None:
-        """Expect the runtime to write `cpus` on the agent's behalf, and do not report that write as foreign."""
+        """Record that the runtime will write `cpus` for the agent, so that this write is not reported as foreign."""
         ...
 
     def follow(self, cgroups: Iterable[str], *, anew: bool = True) -> None:
-        """Watch exactly these cgroups from now on, and skip removed ones; `anew` finds replaced ones. Raises Refused."""
+        """Watch exactly these cgroups from now on; `anew` renews watches of cgroups created again. Raises Refused."""
         ...
 
     async def watch(self, written: Callable[[str], None]) -> None:
@@ -161,7 +162,7 @@ class CpusetWatch(Protocol):
         ...
 
     def paused(self) -> AbstractContextManager[None]:
-        """Hold reports of writes until the block ends, because a pass makes most writes itself."""
+        """Report no writes until the block ends, because a reconcile pass makes most writes itself."""
         ...
 
 
@@ -188,15 +189,15 @@ class SplitTasks(Protocol):
     """Splits the tasks of a container that may use more CPUs than it owns."""
 
     def move(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Change a cgroup's CPUs and move each task to its part of these CPUs; raise Gone, Refused, Unsettled."""
+        """Change a cgroup's CPUs, and each task's affinity to own CPUs or pools; raise Gone, Refused, Unsettled."""
         ...
 
     def pin(self, cgroup: str, before: Parts, after: Parts) -> None:
-        """Move every task to its part, within the cgroup's current CPUs; raise Gone, Unsettled."""
+        """Set each task's affinity to its part (own CPUs or pools) within the cgroup's CPUs; raise Gone, Unsettled."""
         ...
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
-        """Count the tasks on each part; raise Gone."""
+        """Return the numbers of tasks on the own CPUs and on the pools; raise Gone."""
         ...
 
 
@@ -222,7 +223,7 @@ class Quotas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Access to containers' cgroups, one interface per user."""
+    """Access to containers' cgroups, grouped by interface."""
 
     cpusets: Cpusets
     tasks: Tasks
@@ -236,7 +237,7 @@ class StrayTasks:
     """The tasks of a cgroup whose affinity differs from its assignment."""
 
     outside: tuple[int, ...] = ()  # ids of tasks that may run on other CPUs: drift
-    narrowed: tuple[int, ...] = ()  # ids of tasks allowed on fewer CPUs, by choice or by inheritance
+    narrowed: tuple[int, ...] = ()  # ids of tasks that may run on fewer CPUs than assigned
 
 
 class NewContainer(NamedTuple):
@@ -251,7 +252,7 @@ class Owners(Protocol):
     """Looks up a container's owner by id."""
 
     def known(self, container_id: str) -> Owner | None:
-        """Return a container's owner without asking the runtime, None if that is needed; raise Gone for a sandbox."""
+        """Return a container's owner if it is known without a call to the runtime; raise Gone for a sandbox."""
         ...
 
     async def owner(self, container_id: str) -> Owner:
@@ -259,7 +260,7 @@ class Owners(Protocol):
         ...
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owner of each of these containers that waits for its start, by one request for all of them.
+        """Return the owners of those of these containers that are created and not started, by one request.
 
         None: the container is in a VM, where the runtime manages its cgroup. Raises Unavailable, Refused.
         """
@@ -271,12 +272,12 @@ class ContainerWatch(Protocol):
 
     @property
     def puts_home(self) -> bool:
-        """Return whether the first processes of containers in the start table are moved to their own CPUs before they start."""
+        """Return whether containers in the start table have their first process moved to their own CPUs at start."""
         ...
 
     @property
     def owners(self) -> Owners:
-        """Return the lookup for owners of containers that were reported with only their pod."""
+        """Return the lookup by which owners of containers are found that were reported with only their pod's uid."""
         ...
 
     @property
@@ -285,14 +286,14 @@ class ContainerWatch(Protocol):
         ...
 
     def publish(self, table: StartTable | None) -> None:
-        """Start new containers by this table from now on; None: leave them alone.
+        """Give new containers the CPUs in this table from now on; None: none.
 
-        Called after the checkpoint, before any write, and again after the writes.
+        A pass calls this after it has saved the checkpoint and before it writes cpusets, and again after the writes.
         """
         ...
 
     def started(self, container_id: str) -> CPUSet | None:
-        """Return the CPUs with which the table started a container; None: unknown, or not started by it."""
+        """Return the CPUs that a container got from the table at its start; None: it got none, or this is unknown."""
         ...
 
     def follow(self, cgroups: Iterable[str]) -> None:
@@ -302,7 +303,7 @@ class ContainerWatch(Protocol):
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
         """Report events until cancelled.
 
-        `created` is called with each container that has its cgroup and not yet its CPUs, maybe twice; some are missed.
+        `created` is called with each container whose cgroup exists and lacks its CPUs, maybe twice; some may be missed.
         `changed` is called when the start way changes, which requires a full pass.
         """
         ...
@@ -314,7 +315,7 @@ class StartState(NamedTuple):
     seconds: (
         float | None
     )  # age of its oldest process, at first the runtime's own; None: there is none, or it is not known
-    has_begun: bool  # its command runs, or may run
+    has_begun: bool  # whether its command runs, or may run
 
 
 class PodSource(Protocol):
@@ -322,7 +323,7 @@ class PodSource(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Return whether every pod was shown once."""
+        """Return whether every pod of the node was received at least once."""
         ...
 
     def pods(self) -> Mapping[str, Pod]:
@@ -342,7 +343,7 @@ class HeldCPUs(NamedTuple):
     """A container's CPUs on a node where another program allocates them."""
 
     cpus: CPUSet
-    # whether that program reports them as exclusive; None: unknown, this is the cpuset
+    # whether that program reports them as exclusive; None: unknown, because `cpus` are those of the cpuset
     is_exclusive: bool | None
 
 
@@ -350,9 +351,9 @@ class ObservedCPUs(Protocol):
     """CPUs that another program assigned to containers, for passes that only observe."""
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Return the CPUs that the kubelet reports for live containers; never raise.
+        """Return the CPUs that the kubelet reports for live containers, otherwise those of their cpusets; never raise.
 
-        The containers are given with their cgroups' effective cpusets, empty if there is no cgroup on the host.
+        `containers` have the effective cpusets of their cgroups, empty if there is no cgroup on the host.
         """
         ...
 
@@ -361,7 +362,7 @@ class RequestPass(Protocol):
     """Function that requests a reconcile pass."""
 
     def __call__(self, within: float = 0.0) -> None:
-        """Request a pass that begins within this many seconds."""
+        """Request a reconcile pass that begins at most `within` seconds from now."""
         ...
 
 
@@ -394,14 +395,14 @@ class PassedContainer(NamedTuple):
     cgroup: str | None
     cpus: CPUSet  # planned CPUs
     pid: int  # pid of its first process in the host's pid namespace; 0: unknown
-    is_right: bool  # the kernel confirmed exactly these CPUs
+    is_right: bool  # the kernel showed exactly these CPUs
 
 
 class Wrappers(Protocol):
     """The commands that containers run under `cmk isolate`."""
 
     def uses(self) -> Mapping[Owner, frozenset[PoolUse]]:
-        """Return the pools that containers use besides their own cores while they run; a pass calls it once, at its start."""
+        """Return the pools that containers use besides their own cores; a pass calls this once, at its start."""
         ...
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
@@ -409,7 +410,7 @@ class Wrappers(Protocol):
         ...
 
     def shown(self, state: NodeState) -> NodeState:
-        """Return the node state with the wrappers that run now."""
+        """Return the node state with the tasks of the wrappers that run now."""
         ...
 
     def reset(self) -> None:
@@ -428,11 +429,11 @@ class Wrappers(Protocol):
 class Devices(Protocol):
     """The devices of containers, and the NUMA nodes of the devices."""
 
-    looks_up_claims: bool  # devices of ResourceClaims are looked up too
-    times: Mapping[str, DeviceTimes]  # when each pod's devices were asked for and known, by uid
+    looks_up_claims: bool  # whether devices of ResourceClaims are looked up too
+    times: Mapping[str, DeviceTimes]  # request and answer times of each pod's devices, by uid
 
     def known(self) -> Mapping[Owner, tuple[Device, ...]]:
-        """Return the devices of containers, as far as they are known; never changed afterwards."""
+        """Return the known devices of containers; a returned mapping is not changed later."""
         ...
 
     def unknown(self) -> Mapping[Owner, str]:
@@ -440,23 +441,23 @@ class Devices(Protocol):
         ...
 
     def free(self) -> Kinds | None:
-        """Return the free devices of each resource by their NUMA nodes; None if not known, or not asked for."""
+        """Return the free devices of each resource by their NUMA nodes; None if unknown, or not configured."""
         ...
 
     def resume(self, known: Mapping[Owner, tuple[Device, ...]]) -> None:
-        """Continue with the devices of a checkpoint."""
+        """Start with the devices that a checkpoint has stored."""
         ...
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Look for the devices of new pods, and forget deleted pods; `names` has every pod of the runtime."""
+        """Look up the devices of new pods, and forget deleted pods; `names` has every pod that the runtime lists."""
         ...
 
     def sandbox_started(self, uid: str) -> None:
-        """Note that a pod's sandbox runs, so that its devices are allocated; called in any thread."""
+        """Record that a pod's sandbox runs, which means that its devices are allocated; may be called in any thread."""
         ...
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Find devices until cancelled; request a pass when some are known."""
+        """Look up devices until cancelled; request a pass when new ones are known."""
         ...
 
 
@@ -469,10 +470,10 @@ class Pausable(Protocol):
 
 
 class StatePublisher(Pausable, Protocol):
-    """Passes each node state to the reporters; starts no report during a pass, which needs the CPU."""
+    """Passes each node state to the reporters; starts no report during a reconcile pass, which needs the CPU."""
 
     def submit(self, state: NodeState) -> None:
-        """Publish this state next, in place of one that still waits."""
+        """Publish this state next, in place of one that is not published yet."""
         ...
 
     async def run(self) -> None:

@@ -48,9 +48,9 @@ PODS: Final = "/api/v1/pods"
 MOST_STRANGE: Final = 20  # number of reported corepin annotations that name no container
 MOST_NEAR: Final = (
     4 * MOST_KINDS
-)  # limits kept of a container that count CPUs beside devices; admission adds MOST_KINDS at most
+)  # most limits on CPUs beside devices that are kept of a container; admission adds at most MOST_KINDS
 LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
-# Of a value with other characters than ASCII, which is no word: one of them can make Python store each character in four bytes.
+# For a value that is not ASCII, and so is invalid: one such character can make Python store each in four bytes.
 LONGEST_FOREIGN: Final = LONGEST_VALUE // 4
 # Of a status with such characters, as earlier agents wrote: it takes no more memory than the longest one in ASCII (256 KiB).
 LONGEST_STATUS: Final = 2**16
@@ -175,7 +175,7 @@ class PodDecoder:
     """Decodes a pod of the API into a `Pod` with only the fields that are kept."""
 
     def __init__(self, own_namespace: str = "") -> None:
-        """Keep readiness and ends of containers of `own_namespace`, where corepin itself runs."""
+        """Also keep readiness and termination of containers in `own_namespace`, where corepin itself runs."""
         self._own_namespace = own_namespace
 
     def decode(self, document: bytes | bytearray | msgspec.Raw, /) -> Pod:
@@ -223,7 +223,7 @@ def _forget_states(status: _Status) -> None:
 
 
 def _summed(read: _Pod) -> Pod:
-    """Return a pod that is just too large to get CPUs, with the sum of the requests of all its containers."""
+    """Return a pod reduced to the sum of its containers' requests, with too many containers to get CPUs."""
     read.status = read.status and _Status(read.status.phase)
     spec = read.spec or _Spec()
     spec.containers, spec.init_containers = _counted(spec.containers), _counted(spec.init_containers)
@@ -244,7 +244,7 @@ def _counted(containers: list[_Container] | None) -> list[_Container]:
 
 
 def _limits(given: dict[str, RawQuantity | None]) -> dict[str, RawQuantity | None]:
-    """Return the limits that the agent reads, and DEVICES with the number of all limits that name devices."""
+    """Return the limits that the agent reads, with the sum of all limits on devices under the name DEVICES."""
     kept = {name: given[name] for name in given.keys() & READ if given[name] is not None}
     if len(given) == len(kept):
         return kept
@@ -260,13 +260,13 @@ def _containers(pod: _Pod) -> list[_Container]:
 
 
 def _annotations(given: dict[str, str], containers: Collection[str | None]) -> Iterator[tuple[str, str]]:
-    """Yield the annotations that the agent reads; and the first MOST_STRANGE corepin annotations that name no container."""
+    """Yield the annotations that the agent reads, with at most MOST_STRANGE of those that name no container."""
     strange = 0
     for key, value in given.items():
         if key == STATUS_CPUS:
             yield key, value if value.isascii() or len(value) <= LONGEST_STATUS else _shortened(value)
         elif key in ASKING_MARKS:
-            yield key, ""  # the key decides, as for the runtime's NRI requests
+            yield key, ""  # only the key matters, as in NRI requests of the runtime
         elif key.partition("/")[0] in CRIO_FOLLOWED:
             if key in CRIO_FOLLOWED or key.partition("/")[2] in containers:
                 yield key, _shortened(value)
@@ -277,14 +277,14 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
 
 
 def _shortened(value: str) -> str:
-    """Truncate a value so that it stays invalid: its first characters alone may be another policy."""
+    """Truncate a value to a length at which it is still invalid, because its first characters may be a valid policy."""
     if value.isascii():
         return value[:LONGEST_VALUE]
     return value if len(value) <= LONGEST_FOREIGN else f"{value[: LONGEST_FOREIGN - 1]}…"
 
 
 def _filled_in(given: dict[str, str], containers: Collection[str | None]) -> dict[str, str]:
-    """Return LimitRanger's annotation, with the CPU limits that the webhook's own annotation records for the pod's containers."""
+    """Return LimitRanger's annotation, completed with the containers that the webhook's own annotation records."""
     if LIMIT_RANGER not in given and FILLED_IN not in given:
         return {}
     named = filled_in({"metadata": {"annotations": given}})

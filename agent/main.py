@@ -90,13 +90,13 @@ async def _work(config: AgentConfig, files: ConfigFiles | None) -> None:
     except NeedsNewer as problem:
         await wait_for_newer(config, str(problem))
     gc.collect()
-    gc.freeze()  # objects loaded so far stay, so garbage collections need not visit them
+    gc.freeze()  # objects loaded so far are permanent, so garbage collections skip them
     serving, agenda = agent.serve(Listeners(config.listen, config.socket)), agent.trigger.agenda
     await (_serve_until_outdated(serving, agenda, config.kubelet_state) if config.kubelet_state else serving)
 
 
 async def _serve_until_outdated(work: Coroutine[object, object, None], agenda: Agenda, state: Path) -> None:
-    """Serve until the kubelet's state file is replaced; then raise Refused, to read it in a new container."""
+    """Serve until the kubelet's state file is replaced; then raise Refused, so that a new container mounts it."""
     mounted, outdated = MountedState(state), asyncio.get_running_loop().create_future()
 
     def look() -> float | None:
@@ -118,7 +118,7 @@ async def _serve_until_outdated(work: Coroutine[object, object, None], agenda: A
 
 
 async def reset(config: AgentConfig, files: ConfigFiles | None = None) -> None:
-    """Give every container all CPUs back, and remove everything that the agent published."""
+    """Let every container run on all CPUs again, and remove everything that the agent published."""
     config = await reset_with(config, files)
     agent = await build(config)
     await _reset_with_claims(config, agent)
@@ -157,7 +157,7 @@ def _install_command(folder: Path) -> None:
 
 
 async def build(config: AgentConfig) -> Agent:
-    """Return the agent of this node; raise AgentError or PinningError for what an operator has to correct.
+    """Return the agent of this node; raise AgentError or PinningError for a fault that an operator must correct.
 
     The checkpoint is read first: an agent that cannot use it must change nothing.
     """
@@ -190,7 +190,7 @@ async def build(config: AgentConfig) -> Agent:
 
 
 def _machine(config: AgentConfig, cpusets: Cpusets, saved: Saved | None) -> NodeMachine:
-    """Return the machine, with the topology and CPUs of the checkpoint."""
+    """Return the machine, which starts with the topology and CPUs in the checkpoint."""
     roots = pod_roots(config.kubelet_cgroup_root)
     widen = cpusets.widen if isinstance(cpusets, KernelCpusets) else None
     make = partial(NodeMachine, config.root, cpusets, widen=widen, pod_roots=roots)
@@ -232,7 +232,7 @@ def load(state_dir: StateDir, machine_id: str) -> Saved | None:
 
 
 async def _settings(config: AgentConfig, machine: Machine) -> Settings:
-    """Return the operator's settings, with the kubelet's configuration if it has to be asked."""
+    """Return the operator's settings, with missing ones from the kubelet's configuration (/configz)."""
     settings = Settings(
         config.node,
         config.config,
@@ -451,7 +451,7 @@ async def _cri(config: AgentConfig) -> CRI:
     if socket is None:
         raise Refused("no runtime: none of the usual CRI sockets exists; name it with --runtime-endpoint")
     runtime = CRI(socket)
-    with suppress(Unavailable):  # the runtime may start later: the loop asks again
+    with suppress(Unavailable):  # the runtime may start later; the loop retries
         await runtime.identify()
     return runtime
 
@@ -470,7 +470,7 @@ def _pods(config: AgentConfig, api: Api | None) -> PodSource:
 def reporters(
     config: AgentConfig, api: Api | None, pods: PodSource, metrics: Metrics
 ) -> tuple[Reporter, ...]:
-    """Return the reporters of the agent's state; without an API server they only log."""
+    """Return the reporters of the agent's state; without an API server only those that write to the log."""
     from agent.report.mode_log import LogReport, RefusalLog
 
     if api is None:

@@ -24,7 +24,7 @@ WINDOW: Final = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class _First(Collector):
-    """Collector without metrics that calls a function before later collectors are collected."""
+    """Collector that calls a function at each scrape before other collectors run; it has no metrics."""
 
     def __init__(self, catch_up: Callable[[], None]) -> None:
         self._catch_up = catch_up
@@ -168,7 +168,7 @@ class Metrics:
         self._refused.labels(reporter).set(number)
 
     def show(self, state: NodeState) -> None:
-        """Keep the state for the next scrape, because passes are more frequent than scrapes."""
+        """Store the state; gauges are set at the next scrape, because passes are more frequent than scrapes."""
         self._newest = state
 
     def _catch_up(self) -> None:
@@ -195,7 +195,7 @@ class Metrics:
         self._nri_not_listed.set(state.listing_fault is not None)
 
     def _show(self, gauge: Gauge, numbers: Mapping[str, int]) -> None:
-        """Set a gauge by label, unless it shows these numbers already: labels cost more than a comparison."""
+        """Set a gauge to numbers by label, unless it shows them already: setting labels costs more than comparing."""
         shown = dict(numbers)  # Counter objects that are equal may differ in labels with the value 0
         if self._shown.get(gauge) == shown:
             return
@@ -205,7 +205,7 @@ class Metrics:
             gauge.labels(word).set(count)
 
     def show_throttled(self, periods: Mapping[tuple[str, str, str], int]) -> None:
-        """Set how often the quota throttled each exclusive container: namespace, pod, container."""
+        """Set the number of throttled periods of each exclusive container, by namespace, pod and container."""
         self._throttled.clear()
         for names, count in periods.items():
             self._throttled.labels(*names).set(count)
@@ -235,7 +235,7 @@ def _containers(state: NodeState) -> Iterator[ContainerState]:
 
 
 def _near(container: ContainerState) -> str:
-    """Return how many of a container's devices are near its CPUs; empty for a container without devices or CPUs."""
+    """Return a word for whether a container's devices are near its CPUs; empty without devices or CPUs."""
     if container.devices_unknown:
         return "unknown"
     near = {device.near for device in container.devices} - {None}

@@ -1,7 +1,7 @@
 """State of the node as one frozen value: the only source of reports, metrics and `corepin map`.
 
-Two states are equal when nothing changed, because a container's time is that of the last change read from the kernel.
-Reporters compare states and publish only differences.
+Two states are equal if nothing changed between them, because a container's time is that of its last change and not of
+the last read. Reporters compare states and publish only differences.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ContainerNoise(NamedTuple):
-    """Noise on the CPUs of one container in some seconds; None: unknown, with the reason in `unknown`."""
+    """Noise on the CPUs of one container during `seconds`; a count is None if unknown, with a reason in `unknown`."""
 
     seconds: float
     interrupts: int | None = None  # number of interrupts of devices
@@ -63,10 +63,10 @@ class StartedExec(NamedTuple):
 
 
 class PlacedExec(NamedTuple):
-    """A process that was put on its CPUs."""
+    """A process whose affinity was set to the CPUs for execs."""
 
     started: int  # start time of the process in ticks since boot
-    # From the start of the process, which the kernel reports in hundredths of a second, until it was moved.
+    # Seconds from the start of the process, which the kernel reports in hundredths, until it was moved.
     seconds: float
 
 
@@ -90,7 +90,7 @@ class NoiseLevel(NamedTuple):
 
 
 class QuietPart(NamedTuple):
-    """Result of one part besides interrupts (workqueues, idle states) for the quiet CPUs of a node."""
+    """Result of a part other than interrupts (workqueues, idle states) for the quiet CPUs of a node."""
 
     name: QuietWord
     reason: str = ""  # why the part is not applied; empty: it is
@@ -103,7 +103,7 @@ class KeptInterrupts(NamedTuple):
     cpus: CPUSet
     numbers: frozenset[str] = frozenset()
     names: tuple[str, ...] = ()  # names of the first interrupts, each with its number
-    note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
+    note: str = ""  # words of the policy that match no interrupt, and interrupts that may still be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +141,17 @@ class QuietResult:
 
 
 CRASHED: Final = "see the agent's log"
-QUIET_PENDING: Final = "not done yet"  # reason for a container whose CPUs no round has looked at
+QUIET_PENDING: Final = "not done yet"  # reason while no round has handled a container's CPUs
 
 
 class Path(StrEnum):
     """How the cpuset of a container was set."""
 
-    NRI = "nri"  # the runtime set it when it created the container, as the agent answered
+    NRI = "nri"  # the runtime set it when it created the container, from the agent's answer over NRI
     CGROUP = "cgroup"
     RUNTIME = "runtime"
     AFFINITY = "affinity"  # by the affinities of its virtual machine's threads
-    FOUND = "found"  # the agent found it right and wrote nothing
+    FOUND = "found"  # the agent found it correct and wrote nothing
 
 
 class LargeEnvironment(NamedTuple):
@@ -161,7 +161,7 @@ class LargeEnvironment(NamedTuple):
     namespace: str
     pod: str
     container: str
-    size: int  # bytes; of a status above the limit for a message, at least that limit
+    size: int  # bytes; a lower bound if the container's status exceeds the limit for a message
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}/{self.container} ({self.size / 2**20:.1f} MiB)"
@@ -185,7 +185,7 @@ class ListingFault(NamedTuple):
 class StartWay(NamedTuple):
     """How the agent sets the CPUs of new containers."""
 
-    path: Path  # nri: before their first instruction; cgroup: usually before it; runtime: soon after it
+    path: Path  # nri: before the container's start; cgroup: usually before it; runtime: soon after it
     reason: str = ""  # why the path is not nri, if NRI was requested
     other_plugins: tuple[str, ...] = ()  # NRI plugins that also set the cpusets of new containers
     listing_fault: ListingFault | None = None
@@ -199,17 +199,17 @@ class Proof:
     cpus: CPUSet  # the effective cpuset
     when: str  # RFC 3339 in UTC: when this cpuset was first read back
     path: Path = Path.FOUND
-    outside: int = 0  # tasks allowed on CPUs that are not theirs: drift
+    outside: int = 0  # number of tasks that may run on CPUs other than assigned: drift
     narrowed: int = 0  # tasks that may run on fewer CPUs than the container has
     unread: str = ""  # why not all of its tasks were read; empty: they were
-    window_seconds: float | None = None  # from the start of the container until its cpuset was right
+    window_seconds: float | None = None  # from the start of the container until its cpuset was correct
     tally: Tally | None = None  # tasks by affinity, of a container that may use more CPUs than its own
-    # From the container's widening until each of its tasks was moved to its part.
+    # Seconds from the widening of the container's cpuset until all tasks were moved to own CPUs or pools.
     split_seconds: float | None = None
 
 
 class MemoryKill(NamedTuple):
-    """An OOM kill: the last end of one of corepin's own containers on this node."""
+    """An OOM kill as the last termination of one of corepin's own containers on this node."""
 
     pod_uid: str
     pod: str
@@ -218,7 +218,7 @@ class MemoryKill(NamedTuple):
 
 
 class MemoryState(NamedTuple):
-    """The NUMA nodes that hold a container's memory compared with its pod's memory policy."""
+    """Result of a check of the NUMA nodes with a container's memory against its pod's memory policy."""
 
     word: NUMAMemory | None  # None: the container does not run, or nothing could be read
     note: str = ""  # a further hint for the user
@@ -259,13 +259,13 @@ class ContainerState:
     numa_nodes: tuple[int, ...] = ()
     proof: Proof | None = None  # None: the container does not run, or nothing could be read
     refusal: Refusal | None = None
-    uncounted: str = ""  # the part of its claim that the scheduler does not count; empty: it counts all
+    uncounted: str = ""  # text on the part of its claim that the scheduler does not count; empty: none
     memory: MemoryState | None = None  # None: its pod has no memory policy
     noise: NoiseLevel | None = None  # None: not known
     # Why its CPUs are not kept quiet; empty: they are; None: its pod does not ask for it.
     quiet: str | None = None
     kept: KeptInterrupts | None = (
-        None  # None: no interrupt is to stay on its CPUs, or no round has looked yet
+        None  # None: its pod keeps no interrupt on its CPUs, or no round has checked yet
     )
     devices: tuple[
         DeviceKind, ...
@@ -333,7 +333,7 @@ class PodState:
     name: str
     containers: tuple[ContainerState, ...] = ()
     refusal: Refusal | None = None  # refusal of the whole pod, because its request cannot be parsed
-    is_known: bool = True  # the API shows the pod; False: it only still runs, or holds CPUs
+    is_known: bool = True  # False: the API server no longer shows the pod, but it runs or holds CPUs
     vm: VMState | None = None  # None: it has no virtual machine, or none that runs
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
     claims: tuple[ClaimState, ...] = ()  # the claims that hold CPUs, in order of their names
@@ -380,7 +380,7 @@ class NodeState:
     topology: Topology  # topology by the kernel, with CPUs that went offline
     ledger: Ledger
     shared: CPUSet
-    # Pods as their source shows them, finished ones too, with their claims.
+    # Pods as the pod source shows them, also finished ones, with their claims.
     seen_pods: tuple[SeenPod, ...] = ()
     pods: tuple[PodState, ...] = ()  # in order of namespace and name
     refusals: tuple[Refusal, ...] = ()
@@ -391,7 +391,7 @@ class NodeState:
     runtime_reason: str = ""  # why the runtime did not list its containers; empty: it listed them
     kills: tuple[MemoryKill, ...] = ()  # OOM kills of corepin's own containers
     unready_guards: tuple[Owner, ...] = ()
-    start_path: Path = Path.RUNTIME  # how containers that are made now get their CPUs
+    start_path: Path = Path.RUNTIME  # how containers that are created now get their CPUs
     start_reason: str = ""  # why the path is not nri, if NRI was requested
     other_plugins: tuple[str, ...] = ()  # NRI plugins that also set the cpusets of new containers
     listing_fault: ListingFault | None = None  # why the runtime accepts no NRI plugin
@@ -411,7 +411,7 @@ class NodeState:
         default_factory=dict
     )  # the interrupts that stay on CPUs if these are quiet
     quiet: QuietResult | None = None  # None: the agent does not move interrupts here
-    # Counted all the time, so that two states which differ in it alone are equal: it is on the local socket only.
+    # Not compared, because counts change all the time; published on the local socket only.
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict, compare=False)
     execs: Mapping[Owner, ContainerExecs] = field(default_factory=dict, compare=False)
     # Why the execs of exclusive containers are not counted; empty: they are; None: the runtime is not asked.
@@ -424,7 +424,7 @@ class NodeState:
 
     @property
     def names(self) -> Mapping[str, tuple[str, str]]:
-        """Namespace and name of each pod by its uid, as the last pass has them."""
+        """Namespace and name of each pod, by the uid that the runtime reports."""
         return {pod.uid: (pod.namespace, pod.name) for pod in self.pods}
 
     @property
@@ -434,12 +434,12 @@ class NodeState:
 
     @property
     def exclusive_pool(self) -> CPUSet:
-        """The online CPUs that claims can have, assigned or not."""
+        """The online CPUs that claims may get, assigned or not."""
         return self.sets.pools.exclusive & self.sets.allocatable & self.sets.topology.online
 
     @property
     def near_free(self) -> dict[str, int]:
-        """Number of CPUs that are free beside the free devices of each counted resource; empty if the operator counts none."""
+        """Number of free CPUs on the NUMA nodes of free devices, by counting resource; empty if this is off."""
         if self.free_devices is None:
             return {}
         pool = self.exclusive_pool

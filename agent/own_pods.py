@@ -18,12 +18,12 @@ GUARD_CONTAINER: Final = "guard"  # name of the container in the pods of the Dae
 
 
 def memory_kills(pods: Iterable[Pod]) -> tuple[MemoryKill, ...]:
-    """Return the containers whose last end was an OOM kill; ends are kept for pods of our namespace only."""
+    """Return the containers of corepin whose last termination was an OOM kill."""
     return tuple(sorted(kill for pod in pods for kill in _of_pod(pod)))
 
 
 def unready_guards(pods: Iterable[Pod]) -> tuple[Owner, ...]:
-    """Return the guards whose readiness probe fails; readiness is kept for pods of our own namespace only."""
+    """Return the guard containers whose readiness probe fails."""
     return tuple(sorted(owner for pod in pods for owner in _unready(pod)))
 
 
@@ -41,7 +41,7 @@ def _of_pod(pod: Pod) -> Iterator[MemoryKill]:
 
 
 def _killed(status: ContainerStatus) -> str | None:
-    """Return when a container was killed if its last end was an OOM kill."""
+    """Return the time of a container's last termination if it was an OOM kill, empty if unknown; else None."""
     for state in (status.get("state"), status.get("lastState")):
         if ended := (state or {}).get("terminated"):
             return ended.get("finishedAt") or "" if ended.get("reason") == OOM_KILLED else None

@@ -1,4 +1,4 @@
-"""Delay of a pass after a change of a pod without CPUs of its own: such a pod runs in the shared set in any case. Pure."""
+"""Delay of the reconcile pass after a change of a plain pod, which always runs in the shared set. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
 
 NOW: Final = 0.0
-GATHER_SECONDS: Final = 0.05  # a start is reported by several events within some 50 ms
-# an end is reported by the runtime and by the API server, about a second apart; a plain pod's start changes no CPUs
+GATHER_SECONDS: Final = 0.05  # several events within some 50 ms report one start
+# runtime and API server report one end about a second apart
 SETTLE_SECONDS: Final = 1.0
 MOST_PARSED: Final = 4096  # far more pods than a node runs
 
 
 class PodChange(NamedTuple):
-    """Two versions of one pod of the API; None: it does not exist."""
+    """The old and new version of one pod in the API; None: the pod did not, or does not, exist."""
 
     uid: str  # the pod's uid in the API
     before: Pod | None
@@ -42,7 +42,7 @@ class ParsedPods:
         known = self._newest.get(uid)
         if known and known[0] is pod:
             return known[1]
-        if len(self._newest) >= MOST_PARSED:  # deleted pods accumulate only while no pass succeeds
+        if len(self._newest) >= MOST_PARSED:  # reached only while no pass evicts deleted pods
             self._newest.clear()
         seen = SeenPod.of(pod, uid)
         self._newest[uid] = (pod, seen)
@@ -74,9 +74,9 @@ def seconds_for_pod(
 ) -> float | None:
     """Return the seconds within which a pass must follow a change of the API; None: no pass is needed.
 
-    `seen` returns the parsed pod, which may come from a cache. `asks_first`: the runtime asks for the CPUs of each
-    container that it creates. A new plain pod without the guard's mark then needs no pass before its containers start:
-    they get the same CPUs before and after a pass, and another pass follows their start.
+    `seen` returns the parsed pod, which may come from a cache. With `asks_first` the runtime asks the agent for the
+    CPUs of each container that it creates. A new plain pod without the guard's mark then needs no pass before its
+    containers start: they get the same CPUs before and after a pass, and another pass follows their start.
     """
     versions = change.before, change.after
     before, after = (_read(pod, seen) if pod else None for pod in versions)
@@ -93,14 +93,14 @@ def seconds_for_pod(
 
 
 def is_plain(pod: Pod, seen: SeenPod) -> bool:
-    """Return whether a pod requests nothing that a pass could grant, refuse or confine."""
+    """Return whether a pod has no claims, policies, virtual machine or runtime class, so that a pass can wait."""
     has_policy = any(map(is_policy_key, _annotations(pod)))
     asks = seen.claims or seen.claim_uses or seen.causes or seen.warnings or has_policy
     return not (asks or seen.is_vm or seen.runtime_class)
 
 
 def is_marked(pod: Pod | None) -> bool:
-    """Return whether a pod, even without claims, has a mark for which its start waits or is reported early."""
+    """Return whether a pod has an annotation for which its containers are held back until a pass knows the pod."""
     return not ASKING_MARKS.isdisjoint(_annotations(pod))
 
 
@@ -120,5 +120,5 @@ def keeps_cpus(seen: SeenPod) -> bool:
 
 
 def _read(pod: Pod, seen: Callable[[Pod], SeenPod]) -> tuple[SeenPod, object, object]:
-    """Return all facts of a pod that passes use."""
+    """Return all parts of a pod that passes read, for comparison."""
     return seen(pod), memory_kills((pod,)), unready_guards((pod,))

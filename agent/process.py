@@ -103,7 +103,7 @@ class Agent:
             await self._work()
 
     def _state(self) -> NodeState | None:
-        """Return the newest state, with the counts on exclusive CPUs."""
+        """Return the newest state with noise and exec counts of exclusive CPUs; None before the first pass."""
         state, noise, execs = self.publisher.state, self._parts.noise, self._parts.execs
         if state is None:
             return None
@@ -126,7 +126,7 @@ class Agent:
             await self.loop.run()
 
     async def reset(self) -> None:
-        """Give every container all CPUs back, and remove everything that was published."""
+        """Let every container run on all CPUs again, and remove everything that was published."""
         background = asyncio.create_task(self.reconciler.runtime_sync.run())
         try:
             self._parts.interfaces.wrappers.reset()

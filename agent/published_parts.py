@@ -1,4 +1,4 @@
-"""Parts that pod annotation, node annotation and local socket share, in the types of `published/`. Pure."""
+"""Conversion of node state into the types of `published/` that annotations and the local socket share. Pure."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _device(kind: DeviceKind) -> Device:
 
 
 def _vcpus(state: ContainerState, vm: VMState | None) -> tuple[int, ...] | None:
-    """Return the vCPUs on the CPUs of a container in a sandbox; None if they are not one to one."""
+    """Return the numbers of the vCPUs on a container's CPUs; None unless each vCPU has a CPU of its own."""
     if not (state.sandbox and vm and vm.is_one_to_one):
         return None
     return tuple(rank for rank, cpus in enumerate(vm.vcpus) if cpus <= state.cpus)
@@ -115,7 +115,7 @@ def machine(vm: VMState) -> Machine:
 
 
 def claims(states: Iterable[ClaimState], before: Iterable[PodClaim] = ()) -> tuple[PodClaim, ...]:
-    """Return the first ResourceClaims of a pod; an unknown time of Prepare keeps its old value."""
+    """Return the published form of a pod's first ResourceClaims; an unknown time of Prepare keeps its old value."""
     old = {it.name: it for it in before}
     return tuple(_claim(state, old) for state in list(states)[:MOST_CLAIMS])
 
@@ -160,7 +160,7 @@ def reported_cpus(pods: Iterable[SeenPod]) -> dict[Owner, CPUSet]:
 
 
 def sets(state: NodeState) -> dict[str, Any]:
-    """Return the members of `Sets`."""
+    """Return the members of `published.node_pools.Sets` without those about devices, by name."""
     named = {
         "universe": state.sets.universe,
         "reserved": state.sets.reserved,
@@ -179,10 +179,10 @@ def sets(state: NodeState) -> dict[str, Any]:
 
 
 def near_cpus(state: NodeState, published: Mapping[str, int]) -> dict[str, Any]:
-    """Return the members of `Sets` about the CPUs beside free devices; `published` are the node's resources.
+    """Return the members of `Sets` about CPUs beside free devices; `published` are the node's resources.
 
-    They are absent while the agent only observes, because claims get no CPUs then, and until all pods and
-    containers are listed, because free CPUs are not known before.
+    Empty while the agent only observes, because claims get no CPUs then, and until all pods and containers are listed,
+    because free CPUs are not known before.
     """
     if state.observes or not state.is_synchronised:
         return {}

@@ -59,7 +59,7 @@ class BootScope(NamedTuple):
 
 
 class ConfinedBoot(NamedTuple):
-    """A booting machine, as it was when it was moved."""
+    """A booting machine whose threads were moved, with its state before."""
 
     pid: int  # pid of its VMM
     cpus: CPUSet  # CPUs on which it might run before
@@ -70,7 +70,7 @@ class BootingMachines(Protocol):
     """The processes of machines whose sandbox is not READY."""
 
     def confine(self, scope: BootScope, cpus: CPUSet) -> tuple[ConfinedBoot, ...]:
-        """Put every thread that may run elsewhere on `cpus`; return the machines with a moved thread. Never raises."""
+        """Set the affinity `cpus` on threads that may run elsewhere; return the moved VMMs; never raise."""
         ...
 
 
@@ -82,7 +82,7 @@ class VirtualMachines(Protocol):
         ...
 
     def count(self, place: VMPlace) -> int:
-        """Return the current thread count in one cheap call; 0 if the machine does not exist."""
+        """Return the current number of a machine's threads, in one cheap call; 0 if the machine does not exist."""
         ...
 
     def has_strayed(self, place: VMPlace) -> bool:
@@ -90,7 +90,7 @@ class VirtualMachines(Protocol):
         ...
 
     def read(self, place: VMPlace, *, fully: bool = False) -> VMSeen | None:
-        """Return its threads with their affinities; None if it does not exist (yet).
+        """Return a machine with its threads' affinities; None if it does not exist (yet).
 
         `fully` searches again for threads outside of its process, which takes longer.
         """
@@ -101,7 +101,7 @@ class VirtualMachines(Protocol):
         ...
 
     def tasks(self, place: VMPlace) -> frozenset[int]:
-        """Return its thread ids of the last reading."""
+        """Return the ids of a machine's threads at the last reading."""
         ...
 
     def keep(self, places: Collection[VMPlace]) -> None:
