@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 
-# Outcomes and reasons of which alerts watch the increase. They start as 0, because Prometheus sees no
-# increase in a counter that begins with 1, so that the first event would raise no alert.
+# Outcomes and reasons for whose increase there are alerts. They are exported as 0 from the start, because Prometheus
+# sees no increase in a counter that begins with 1, so that the first event would raise no alert.
 ALERTED: Final = (("failed", "bug"), ("unreadable", "malformed"))
 
 # Gauges with a callback, and their help texts.
@@ -60,7 +60,7 @@ class Metrics:
         self.nodes = NodeMeter(self.registry)
 
     def observe(self, name: str, read: Callable[[], float]) -> None:
-        """Add a gauge of OBSERVED that calls `read` at each scrape."""
+        """Add the gauge with this name of OBSERVED, which calls `read` at each scrape."""
         Gauge(name, OBSERVED[name], registry=self.registry).set_function(read)
 
 
@@ -87,7 +87,7 @@ class NodeMeter:
 
 
 class ReviewMeter:
-    """The counts of one endpoint: plain numbers, because one thread counts; prometheus-client's locks cost 4 us."""
+    """Counts of one endpoint's reviews, as plain numbers of one thread: prometheus-client's locks cost 4 us."""
 
     def __init__(self, metrics: Metrics, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -133,7 +133,7 @@ class _Reviews(Collector):
 
 
 class ReloadMeter:
-    """The state of one kind of watched files."""
+    """Metrics about the reload of one kind of watched files."""
 
     def __init__(self, metrics: Metrics, files: str) -> None:
         self._generation = metrics.generation.labels(files)
@@ -141,11 +141,11 @@ class ReloadMeter:
         self._failures = metrics.failures.labels(files)
 
     def adopted(self, generation: int) -> None:
-        """Record that the files on disk are in service."""
+        """Record that the files on disk are in use, with their revision number."""
         self._generation.set(generation)
         self._refused.set(0)
 
     def kept(self) -> None:
-        """Record that the files on disk were refused and older ones serve."""
+        """Record that the files on disk were refused, so that an older revision stays in use."""
         self._refused.set(1)
         self._failures.inc()

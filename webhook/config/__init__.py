@@ -1,1 +1,1 @@
-"""Operators' files, node shapes, and their reload. Independent of reviews and rules."""
+"""Operators' configuration files, node shapes, and their live reload. Independent of reviews and rules."""

@@ -15,7 +15,7 @@ _MISSING: Final = "Object missing required field `"
 
 
 def explain(error: msgspec.ValidationError, parsed: object, kind: object, prefix: str = "") -> str:
-    """Return one line such as `sidecarLimits: 'all' is not allowed: write one of claims, launcher, off`."""
+    """Return a decode error as one line: `sidecarLimits: 'all' is not allowed: write one of claims, launcher, off`."""
     why, _, path = str(error).partition(" - at `$")
     path = prefix + path.removesuffix("`")
     steps = re.findall(r"[^.\[\]]+", path.removeprefix(prefix))
@@ -42,7 +42,7 @@ def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) 
 
 
 def _remedy(why: str, value: object, expected: inspect.Type | None) -> str:
-    """Return the expectation; text that YAML reads as another type needs quotes."""
+    """Return the remedy: the expected values, or quotes for text that YAML reads as another type."""
     expectation = why.replace("`", "")
     expectation = expectation[:1].lower() + expectation[1:]
     if isinstance(expected, inspect.StructType) and expectation.startswith("expected object"):

@@ -1,8 +1,8 @@
 """CMK's mutations file: additions to every pod (`perPod`) and to each of its containers (`perContainer`).
 
-The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change and
-made safe while loading: host directories are mounted read-only, and the service account is kept apart, because it
-may only replace the default one.
+The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change.
+Loading makes all mounts of host directories read-only, and takes the service account out of the additions, because it
+may only replace the default account.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from webhook.config.settings import parse_yaml
 Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
 
-# Members in the partial types of a review; a file with others makes the webhook decode whole objects.
+# Members that the partial types of a review have; for a file with other members the webhook decodes whole objects.
 _TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
@@ -53,12 +53,12 @@ class Mutations:
 
     @cached_property
     def volumes(self) -> frozenset[str]:
-        """Return the names of the added volumes; the pod's other volumes do not affect the additions."""
+        """Return the names of the volumes that the file adds to a pod."""
         return frozenset(volume["name"] for volume in self.per_pod.get("spec", {}).get("volumes", ()))
 
     @cached_property
     def mount_paths(self) -> dict[str, frozenset[str]]:
-        """Return the mount paths of each host directory; one that is not mounted is left out."""
+        """Return the mount paths of each host directory by volume name; without directories that are not mounted."""
         paths: dict[str, set[str]] = {}
         for mount in self.per_container.get("volumeMounts", ()):
             if mount["name"] in self.host_paths:
@@ -81,13 +81,13 @@ class Mutations:
 
     @cached_property
     def annotations(self) -> frozenset[str]:
-        """Return the annotations that affect the additions, besides corepin's own."""
+        """Return the names of a pod's annotations that affect the additions, besides corepin's policies."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})
         return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, FILLED_IN, POD_BUDGET, *added})
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Return the variables of a container that affect the additions or the validation."""
+        """Return the names of a container's environment variables that affect the additions or the validation."""
         return frozenset(
             {
                 CMK_NUM_CORES,

@@ -1,7 +1,7 @@
-"""Node shapes of the cluster, from the topology that agents publish, as one value that changes rarely.
+"""Node shapes (threads per core, cores, memory) of the cluster, from the topology that agents publish.
 
-The node watch writes it; the reload of the configuration reads it like a file. A review thus sees it only as a part
-of one consistent configuration.
+The node watch writes them; the reload of the configuration reads them like a file. So a review sees them only as a
+part of one consistent configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Characters of an annotation; that of the largest known machine, with 896 CPUs, has 23 kB.
 LONGEST_TEXT: Final = 64 * 1024
-TEXTS_KEPT: Final = 32  # texts whose shapes are cached: nodes of one kind have the same text
+TEXTS_KEPT: Final = 32  # annotation texts whose shapes are cached; nodes of one kind have the same text
 WHY_LIMIT: Final = 200
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
 
 
 class CoreShape(NamedTuple):
-    """The figures that decide whether a node could ever hold a claim."""
+    """The numbers by which a claim is checked against a node, as if the node were empty."""
 
     threads: int  # threads of the core that has most of them
     cores: int
@@ -73,7 +73,7 @@ class NodeShapes:
         self._write()
 
     def machine_of(self, name: str, text: str | None) -> CoreShape | None:
-        """Return the shape in a node's annotation; an invalid one counts as none and is logged once per text."""
+        """Return the shape in a node's annotation; None if it is absent or invalid, which is logged once per text."""
         if text is None:
             self._refused.pop(name, None)
             return None
@@ -102,15 +102,15 @@ class NodeShapes:
 
 
 def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
-    """Return the shapes that `NodeShapes.read` gave."""
+    """Decode the shapes that `NodeShapes.read` encoded."""
     return _shapes.decode(written)
 
 
 def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
     """Return the distinct node shapes, named after their first node: the largest for each number of threads per core.
 
-    A smaller node can hold no claim that the largest cannot. Each number of threads counts, because whole cores are
-    counted only if all nodes agree on it.
+    A claim that fits no largest node fits no smaller one. Each number of threads is kept, because whole cores are
+    counted only if it is the same on all nodes.
     """
     first: dict[CoreShape, str] = {}
     for name in sorted(machines):

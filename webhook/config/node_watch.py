@@ -1,6 +1,6 @@
-"""Optional watch of the nodes' topology annotations: list, watch until it ends, list again.
+"""Optional watch of the nodes' topology annotations: list, watch until the watch ends, list again.
 
-Reviews never wait for it: a failure only leaves the shapes stale. It reads the nodes' metadata only, in small
+Reviews never wait for the watch; while it fails, the node shapes are stale. It reads the nodes' metadata only, in small
 pages. A watch is not resumed, because a metadata list every few minutes is cheaper than the code for resuming. The
 account's token and CA are read again for each list, because they rotate.
 """

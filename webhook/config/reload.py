@@ -1,7 +1,7 @@
 """Live reload of files: a value is rebuilt when the bytes change; the last good value stays if they are invalid.
 
-Bytes are compared, not times: Kubernetes swaps a mounted Secret or ConfigMap by renaming a symbolic link. Readers
-call `current()` once per piece of work and so see one consistent revision.
+Bytes are compared instead of file times, because Kubernetes replaces a mounted Secret or ConfigMap by renaming a
+symbolic link. Readers call `current()` once per review and so use one consistent revision.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Revision(Generic[T]):
-    """A value in use with its revision number, counted from 1."""
+    """A value that is in use, with its revision number, counted from 1."""
 
     number: int
     value: T
@@ -124,7 +124,7 @@ class Watched(Generic[T]):
             self._adopt(contents, value)
 
     def _judge_again_or_keep(self, contents: Contents, error: Exception) -> None:
-        """Keep the old value, unless the files changed during the read: then the next refresh validates them."""
+        """Keep the old value; if the files changed during the read, let the next refresh validate them again."""
         if self._is_still(contents):
             self._keep(contents, error)
 
@@ -142,7 +142,7 @@ class Watched(Generic[T]):
         logger.info("files taken into service", extra={"facts": {"files": self._name, "generation": number}})
 
     def _restore(self, contents: Contents) -> None:
-        """Record that the files on disk are the ones in use again."""
+        """Record that the files on disk again have the contents that are in use."""
         self._seen = contents
         number = self.current().number
         self._meter.adopted(number)

@@ -17,7 +17,7 @@ from webhook.config.errors import explain
 GATES = frozenset({GATE_SIDECAR, GATE_CPU_MANAGER})
 KUBEVIRT_ACCOUNTS = ("kubevirt-apiserver", "kubevirt-controller", "kubevirt-handler", "kubevirt-operator")
 Count = Annotated[int, Meta(ge=1, le=8192)]
-# Name of a resource, or a glob; the longest name has 317 characters.
+# Name of an extended resource, or a glob for such names; the longest name has 317 characters.
 Pattern = Annotated[str, Meta(min_length=1, max_length=317)]
 
 
@@ -26,14 +26,14 @@ class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 
 
 class SidecarResources(_Frozen, frozen=True):
-    """Requests and limits for a container that states none (KubeVirt's hook sidecar values)."""
+    """Requests and limits for a container without any (KubeVirt's values for hook sidecars)."""
 
     cpu: RawQuantity = SIDECAR_CPU
     memory: RawQuantity = SIDECAR_MEMORY
 
 
 class GateResources(_Frozen, frozen=True):
-    """Requests and limits of the gate, in pods that state CPU or memory."""
+    """Requests and limits of the gate container, in pods whose containers have CPU or memory amounts."""
 
     cpu: RawQuantity = "200m"
     memory: RawQuantity = "64Mi"
@@ -55,7 +55,7 @@ class NodeShape(_Frozen, frozen=True):
 
 
 class KubeVirt(_Frozen, frozen=True):
-    """The cluster settings of KubeVirt that its own webhooks read from the KubeVirt CR."""
+    """Settings of KubeVirt in this cluster, which KubeVirt's own webhooks read from the KubeVirt object."""
 
     service_accounts: tuple[str, ...] = KUBEVIRT_ACCOUNTS  # names of service accounts, in any namespace
     architecture: Literal["amd64", "arm64", "s390x"] = "amd64"
@@ -76,14 +76,14 @@ class Settings(_Frozen, frozen=True):
     whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
     # Count the CPUs of `numa-policy: single` in corepin.io/numa-cpus.
     numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)
-    # count the CPUs that `device-policy: require` takes beside devices, except for resources that match these
-    # patterns
+    # count the CPUs that `device-policy: require` takes beside devices, except for device resources that match
+    # `near_ignore`
     near_cpus: bool = msgspec.field(name="nearCPUs", default=False)
     near_ignore: Annotated[tuple[Pattern, ...], Meta(max_length=100)] = ()
     gate: bool = False  # pods with claims that must fit wait until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()
-    required_plugins: bool = False  # make NRI's default validator require the agent's plugin
+    required_plugins: bool = False  # make NRI's default validator require the agent's plugin for pods
     node_shapes: tuple[NodeShape, ...] = ()
     kube_virt: KubeVirt = msgspec.field(name="kubevirt", default=KubeVirt())
 
@@ -101,7 +101,7 @@ class Settings(_Frozen, frozen=True):
     def threads(self) -> int | None:
         """The threads per core common to all node shapes; None if they differ or none is known."""
         shapes = self.node_shapes
-        if len(shapes) == 1:  # as in most clusters; it is read several times for a review
+        if len(shapes) == 1:  # the case of most clusters; a review reads this several times
             return shapes[0].threads_per_core
         found = {shape.threads_per_core for shape in shapes}
         return found.pop() if len(found) == 1 else None
@@ -158,7 +158,7 @@ def _convert(parsed: object) -> Settings:
 
 
 def _require_image(settings: Settings) -> None:
-    """Refuse a gate without an image or with an invalid one, because every pod with that gate would be refused."""
+    """Raise BadContract for a gate without a valid image, because the API server would refuse every pod with it."""
     example = "write corepin's image as your nodes pull it, e.g. gateImage: registry.example/corepin:0.1.0"
     if settings.gate and not settings.gate_image:
         raise BadContract(f"gate: it is on, and gateImage is not set: {example}")
@@ -167,7 +167,7 @@ def _require_image(settings: Settings) -> None:
 
 
 def _require_unlike(shapes: tuple[NodeShape, ...]) -> None:
-    """Refuse two node shapes with one name, because refusals identify a shape by its name."""
+    """Raise BadContract for two node shapes with one name, because refusals of pods name the shape."""
     first: dict[str, int] = {}
     for at, shape in enumerate(shapes):
         if shape.name in first:

@@ -1,1 +1,1 @@
-"""One review: HTTP edge, decision with its cache, response, log line. The rules are in `webhook.rules`."""
+"""Handling of one review: HTTP, decision with its cache, response, log line. The rules are in `webhook.rules`."""

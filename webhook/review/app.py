@@ -1,7 +1,7 @@
-"""HTTP edge of the webhook: reads bodies, writes answers, and maps each failure to a status code.
+"""HTTP application of the webhook: reads bodies, writes answers, and maps each failure to a status code.
 
 Every decision is HTTP 200, including refusals and answers about objects that cannot be decoded, because any other
-status falls under the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for callers
+status is handled by the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for callers
 other than API servers, 500 for bugs of corepin.
 """
 
@@ -98,7 +98,7 @@ class ReviewEndpoint:
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless the caller disconnects."""
+        """Answer one request; do nothing if the caller disconnects."""
         began = perf_counter()
         try:
             reply = await self._reply(scope, receive)
@@ -197,12 +197,12 @@ class Express(FastAPI):
         self._endpoints: dict[str, ASGIApp] = {}
 
     def add_endpoint(self, path: str, endpoint: ASGIApp) -> None:
-        """Let this application answer the reviews at a path."""
+        """Route the reviews at a path to an ASGI application."""
         self.add_route(path, endpoint, methods=["POST"])  # type: ignore[arg-type] # served as plain ASGI
         self._endpoints[path] = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Pass a request to its endpoint, or to FastAPI."""
         endpoint = self._endpoints.get(scope["path"]) if scope.get("method") == "POST" else None
         await (endpoint or super().__call__)(scope, receive, send)
 
@@ -213,7 +213,7 @@ def create_app(
     log: ReviewLog,
     body_limit: int = BODY_LIMIT,
 ) -> FastAPI:
-    """Return the application; `deciders` returns the revision in service for each review."""
+    """Return the application; `deciders` is called for each review and returns the revision in use."""
     app = Express()
     judges: dict[str, Callable[[Decisions, Request], Answer]] = {
         "mutate": lambda decider, request: decider.mutate(request),

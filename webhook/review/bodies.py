@@ -1,7 +1,7 @@
 """Request bodies in bounded memory; large ones are decided one at a time.
 
-A body that arrives in one piece, as most do, is passed on as it is. A body in several pieces first reserves its
-declared length. Its socket is not read until there is room, so that the kernel's flow control slows the sender.
+A body that arrives in one piece, as most do, is passed on without a copy. A body in several pieces first reserves its
+declared length. Until there is room, its socket is not read, so that the kernel's flow control slows the sender.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # each with six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB).
 BODY_LIMIT: Final = 20 * MIB
 SMALL_BODY: Final = 256 * 1024  # bytes; smaller bodies have their own budget and never wait for large ones
-# Bodies of the largest size that arrive or wait for a decision; one peer gets two of them.
+# Memory budget, in bodies of the largest size that arrive or wait for a decision; one peer gets two of them.
 UNREAD_BODIES: Final = 3
 UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies that may arrive at once
 
@@ -56,7 +56,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def rest(self, sender: Sender, first: bytes, receive: Receive) -> AsyncIterator[bytes | bytearray]:
-        """Read a body that began with `first`, and keep its reservation and its turn until it is decided.
+        """Read the rest of a body that began with `first`; hold its memory and its turn while the block runs.
 
         Raise `TooLarge`, `TooSlow`, `Overloaded` or `Disconnected`.
         """
@@ -71,7 +71,7 @@ class Bodies:
                 return
             async with self._judging:
                 yield body
-                # small bodies that have arrived in the meantime precede the next large one
+                # small bodies that arrived in the meantime are decided before the next large one
                 await asyncio.sleep(0)
         finally:
             queue.release(reservation)
@@ -86,7 +86,7 @@ async def next_message(receive: Receive) -> Message:
 
 
 async def _read(reservation: Reservation, first: bytes, receive: Receive) -> bytearray:
-    """Return the whole body. It grows with the bytes that arrive, whatever length was declared."""
+    """Return the whole body, in a buffer that grows with received bytes and not by the declared length."""
     body = bytearray(first)
     reservation.add(len(body), monotonic())
     try:

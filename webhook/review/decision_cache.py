@@ -32,7 +32,7 @@ ROOM: Final = 2**22  # bytes of all cached answers of one endpoint: those of abo
 MOST_KEPT: Final = 2**16  # bytes of a cached answer; larger ones are rare, and decided each time
 EACH: Final = 1024  # bytes of an entry besides its key and texts, for Python objects
 
-TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # stands for every name that the API server generates
+TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # replaces every volume name that the API server generates for a token
 
 _encode = msgspec.msgpack.Encoder().encode
 _new_pods: Final = PartReader(NewPod)
@@ -40,12 +40,12 @@ _new_pods_with_tokens: Final = PartReader(NewPodWithToken)
 
 
 def reader(mutations: Mutations) -> PartReader[Pod]:
-    """Return the reader of new pods; with their token volumes if the file names an account."""
+    """Return the reader of new pods, which includes token volumes if the mutations file has a service account."""
     return _new_pods_with_tokens if mutations.service_account else _new_pods
 
 
 def pod_key(pod: Pod, mutations: Mutations) -> bytes:
-    """Return the key of a pod, without the annotations, variables and volumes that affect nothing."""
+    """Return the cache key of a pod; annotations, variables and volumes that do not affect the answer are left out."""
     metadata, spec = pod.get("metadata"), pod.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
         known = mutations.annotations
@@ -68,7 +68,7 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
 def _deciding(volumes: list[Volume], known: frozenset[str], token: str | None) -> list[Volume]:
     """Return the volumes that affect the answer.
 
-    Volumes before the token's are kept as empty ones, because the token is removed by its index.
+    Other volumes before the token's become empty ones, because a patch removes the token's volume by its index.
     """
     if token is None:
         return [it for it in volumes if _decides(it, known)]
@@ -92,7 +92,7 @@ def _forget_names(spec: PodSpec, token: str | None) -> None:
 
 
 def _forget_variables(containers: list[Container] | None, known: frozenset[str]) -> None:
-    """Keep all variables of a container or none, because causes contain their index."""
+    """Remove a container's variables if none is known; otherwise keep all, because causes contain their index."""
     for container in containers or ():
         variables = container.get("env")
         if variables and known.isdisjoint([variable.get("name") for variable in variables]):
@@ -100,7 +100,7 @@ def _forget_variables(containers: list[Container] | None, known: frozenset[str])
 
 
 class DecisionCache(Generic[Answer]):
-    """Answers by pod key; bounded, and dropped with its configuration revision."""
+    """Cache of answers by pod key, bounded by memory; each configuration revision has its own."""
 
     def __init__(self, weigh: Callable[[Answer], int]) -> None:
         self._weigh = weigh
@@ -116,7 +116,7 @@ class DecisionCache(Generic[Answer]):
         return kept
 
     def _keep(self, key: bytes, answer: Answer) -> None:
-        """Cache an answer of at most usual size; if there is no room, clear the cache first."""
+        """Cache an answer of at most MOST_KEPT bytes; if there is no room, clear the cache first."""
         taken = EACH + len(key) + self._weigh(answer)
         if taken > MOST_KEPT:
             return

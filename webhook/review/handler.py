@@ -1,4 +1,4 @@
-"""Decision of one admission request: decode the parts its kind needs, apply the rules, return the answer."""
+"""Decision of one admission request: decode the parts that its kind needs, apply the rules, return the answer."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 Read = TypeVar("Read")
 POD: Final = ("", "Pod")
-MOST_JUDGED: Final = 1000  # containers of a judged pod; the rules take 50 us for each
+MOST_JUDGED: Final = 1000  # most containers of a pod that is validated; the rules take 50 us for each
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
-JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources of pods that are judged
-# The API server accepts no other value from a second call for the same pod: never a number of operations.
+JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources of pods whose requests are validated
+# The API server refuses a second call for the same pod with another value, so this is no number of operations.
 AUDIT_INJECTED: Final = {"injected": "true"}
 _stored: Final = PartReader(StoredPod)
 _whole: Final = PartReader(WholePod)
@@ -83,14 +83,14 @@ class Decider:
         return self._mutate(self._whole(request))
 
     def judge_new_pod(self, request: Request) -> Verdict:
-        """Return the verdict on a new pod after mutation."""
+        """Validate a new pod after mutation."""
         if self.mutations.is_typed:
             pod, key = self._key(reader(self.mutations).read(request.object))
             return self._judged.of(key, lambda: self._judge(pod))
         return self._judge(self._whole(request))
 
     def _whole(self, request: Request) -> Pod:
-        """Return a whole pod, with the types of the parts that rules read checked."""
+        """Return a whole pod, after a type check of the parts that rules read."""
         pod = _whole.read(request.object)
         try:
             self._key(msgspec.convert(pod, NewPodWithToken))
@@ -101,7 +101,7 @@ class Decider:
     def _key(self, pod: Pod) -> tuple[Pod, bytes]:
         try:
             return pod, pod_key(pod, self.mutations)
-        except OverflowError as error:  # the API server writes amounts as strings, never such a number
+        except OverflowError as error:  # not from an API server, which writes amounts as strings
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a string") from error
 
     def _judge(self, pod: Pod) -> Verdict:
@@ -162,7 +162,7 @@ def _is_mirror(pod: Pod) -> bool:
 
 
 def _crowded(pod: Pod) -> Verdict | None:
-    """Refuse a pod with too many containers: it would get no CPUs, or delay other reviews."""
+    """Return a refusal for a pod with too many containers, which would get no CPUs or delay reviews; else None."""
     count = count_containers(pod)
     if causes := crowded(pod):
         return Verdict(
@@ -177,7 +177,7 @@ def _crowded(pod: Pod) -> Verdict | None:
 
 
 def warning_texts(warnings: tuple[Cause, ...]) -> tuple[str, ...]:
-    """Return the warnings as shown to users."""
+    """Return the warnings as texts for users, with the field of each."""
     return tuple(f"{warning.field}: {PRODUCT}: {warning.message}" for warning in warnings)
 
 
@@ -198,13 +198,13 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
     if _is_mirror(pod) or (pod.get("metadata") or {}).get("deletionTimestamp"):
         return Verdict()
     old = _before(lambda: _stored.read(request.oldObject, OLD_OBJECT), Pod())
-    if verdict := _crowded(pod):  # an update adds no containers, but it can add a claim
+    if verdict := _crowded(pod):  # an update cannot add containers, but it can add a claim
         return verdict if crowded(pod) and not crowded(old) else Verdict()
     return review_changed_pod(old, pod, rules.settings)
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
-    """Only warn: a refused pod shows up in an event, but a refused workload would make `kubectl apply` fail."""
+    """Return the verdict on a workload's template, with refusals as warnings: a refusal would fail `kubectl apply`."""
     path = TEMPLATES[_kind(request)]
     template = read_template(request.object, path, OBJECT)
     crowd = _crowded(template)
@@ -246,9 +246,9 @@ def _judge_changed_vmi(rules: Decider, request: Request) -> Verdict:
 
 
 def _before(read: Callable[[], Read], nothing: Read) -> Read:
-    """Return the old state; an empty one if it cannot be decoded.
+    """Return the decoded old state, or `nothing` if it cannot be decoded.
 
-    Then all of the new state is validated, so that it can be repaired.
+    All of the new state is validated then, so that an update can repair the object.
     """
     try:
         return read()

@@ -1,4 +1,4 @@
-"""JSON log lines of reviews, one per review, written before the answer."""
+"""JSON log lines, one per review, written before its answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class ReviewLine(msgspec.Struct, omit_defaults=True, gc=False):
-    """Log fields of one review; never a part of its object."""
+    """Log fields of one review, without any content of its object."""
 
     time: datetime
     level: str

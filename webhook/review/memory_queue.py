@@ -1,7 +1,7 @@
 """Memory budget for arriving bodies: a body reserves its size, or waits unread until there is room.
 
-Clients are not authenticated by default, so peers share a budget fairly: one peer never reserves all of it, the
-peer with the smallest reservations goes first, and a slow body loses its reservation to a waiting one.
+Clients are not authenticated by default, so peers (client addresses) share a budget fairly. One peer never reserves
+all of it, the peer with the smallest reservations is next, and a slow body is evicted if another one waits.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 MIB: Final = 2**20
 CHECK_SECONDS: Final = 0.05
-GRACE_SECONDS: Final = 0.25  # wait for the first byte of a body, and between two pieces of it
+GRACE_SECONDS: Final = 0.25  # seconds to wait for the first byte of a body, and between two pieces of it
 SLOWEST: Final = 20 * MIB  # bytes per second below which a body is evicted; 170 Mbit/s
 # Wait of a request without a timeout: the timeoutSeconds of corepin's webhook configurations.
 WAIT_SECONDS: Final = 2.0
-MOST_WAITING: Final = 64  # bodies that wait; the buffers of each connection take up to 0.5 MB
+MOST_WAITING: Final = 64  # most bodies that wait; the buffers of each connection take up to 0.5 MB
 
 
 class Overloaded(Exception):
@@ -37,7 +37,7 @@ class Reservation:
 
     peer: str
     size: int
-    since: float  # start of the wait, after the grant that of the reservation
+    since: float  # monotonic time at which the wait began, or later the time at which memory was reserved
     timeout: float = WAIT_SECONDS  # longest wait in seconds
     task: asyncio.Task[object] | None = None
     granted: asyncio.Future[None] | None = None
@@ -64,7 +64,7 @@ class Reservation:
 
 
 class MemoryQueue:
-    """Queue of reservations of one budget; it only counts, memory is allocated as bytes arrive."""
+    """Queue of reservations of one budget, in bytes; memory itself is allocated as bytes arrive."""
 
     def __init__(self, limit: int, peer_limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
@@ -88,7 +88,7 @@ class MemoryQueue:
         return wanted
 
     def release(self, reservation: Reservation) -> None:
-        """Return a reservation to the budget and grant waiting ones."""
+        """Return a reservation's bytes to the budget, and grant waiting reservations that fit now."""
         self.holders.discard(reservation)
         self.reserved -= reservation.size
         self._by_peer[reservation.peer] -= reservation.size
@@ -120,7 +120,7 @@ class MemoryQueue:
         return self._by_peer[wanted.peer] + wanted.size <= self.peer_limit
 
     def _next(self) -> Reservation | None:
-        """Return the next body to grant: the oldest of the peer with the smallest reservations."""
+        """Return the waiting reservation to grant next: the oldest one of the peer with the smallest reservations."""
         able = [wanted for wanted in self.waiting if self._within_share(wanted)]
         return min(able, key=lambda wanted: self._by_peer[wanted.peer], default=None)
 
@@ -138,7 +138,7 @@ class MemoryQueue:
                 wanted.granted.set_result(None)
 
     def _newest_of_busiest_peer(self) -> Reservation:
-        """Return the newest body of the peer with the most waiting bodies."""
+        """Return the newest waiting reservation of the peer with the most waiting ones."""
         counts = Counter(wanted.peer for wanted in self.waiting)
         return max(reversed(self.waiting), key=lambda wanted: counts[wanted.peer])
 
@@ -153,10 +153,10 @@ class MemoryQueue:
             self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        """Drop bodies whose wait timed out, and evict slow ones that block the next in line.
+        """Drop reservations whose wait timed out, and evict slow bodies so that the next one gets room.
 
-        If the check itself ran late, no body is slow, because the pieces that arrived in the meantime are not
-        counted yet.
+        If the check itself ran late, it evicts none, because the pieces that arrived in the meantime are not counted
+        yet.
         """
         self._timer = None
         now = self._clock()
@@ -168,7 +168,7 @@ class MemoryQueue:
         self._watch()
 
     def _evict_for(self, wanted: Reservation, now: float) -> None:
-        """Cancel the slowest bodies until the next one has room; each releases its own reservation when it ends."""
+        """Cancel the tasks of the slowest bodies until `wanted` has room; each task releases its own reservation."""
         holders, room = self.holders, self.limit
         if not self._within_share(wanted):  # only bodies from its own address can make room for it
             holders = {holder for holder in holders if holder.peer == wanted.peer}

@@ -90,7 +90,7 @@ def weight(answer: Answer) -> int:
 
 
 def encode(uid: str, answer: Answer) -> bytes:
-    """Return the AdmissionReview that carries `answer` to the request `uid`."""
+    """Return the JSON of an AdmissionReview with `answer` to the request `uid`."""
     return b"".join((_HEAD, _encode(uid), b",", answer.encoded, b"}"))
 
 
@@ -109,7 +109,7 @@ def _response(answer: Answer) -> dict[str, Any]:
 
 
 def message(denied: Denied) -> str:
-    """Return one sentence that is complete alone, because events of controllers show nothing else."""
+    """Return a refusal's message with kind, object and cause, because events of controllers show only this text."""
     head = f"{PRODUCT} refuses {denied.kind} {_one_line(truncate(denied.name or UNNAMED, NAME_LIMIT))}: "
     texts: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
@@ -124,7 +124,7 @@ def message(denied: Denied) -> str:
 
 
 def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
-    """Return the warnings within the API's limits, the last one with the number of omitted ones."""
+    """Return the warnings that fit into the API's limits; if some are omitted, the last one has their number."""
     fitting: list[str] = []
     room = WARNINGS_LIMIT
     texts = [_one_line(truncate(warning, WARNING_LIMIT)) for warning in warnings]
@@ -140,7 +140,7 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
 
 
 def _count(found: int, shown: int) -> str:
-    """Return the number of omitted causes or warnings; those beyond MOST_REPORTED were not counted."""
+    """Return, as text, the number of omitted causes or warnings; those beyond MOST_REPORTED were not counted."""
     if found > MOST_REPORTED:
         return f"{found - shown} or"
     return str(found - shown) if found > shown else ""
@@ -176,7 +176,7 @@ def _causes(causes: tuple[Cause, ...]) -> list[dict[str, str]]:
 
 
 def _cause(cause: Cause) -> dict[str, str]:
-    """Return a cause for kubectl, which prints `field: message` without the source of the refusal."""
+    """Return a cause in the API's form; its message names corepin, because kubectl prints only `field: message`."""
     text = cause.message if cause.message.startswith(f"{PRODUCT}: ") else f"{PRODUCT}: {cause.message}"
     return {"reason": cause.reason, "message": text, "field": cause.field}
 

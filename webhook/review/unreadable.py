@@ -1,7 +1,7 @@
 """Answers to reviews of objects that corepin cannot decode; HTTP 200, because a failed call admits the object.
 
-`/validate` refuses, so that no annotation takes effect unchecked. `/mutate` changes nothing, because `/validate`
-follows.
+`/validate` refuses, so that no annotation takes effect without validation. `/mutate` admits without changes, because
+`/validate` is called next.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from webhook.review.wire import Request
     from webhook.rules.raw_json import Malformed
 
-UNKNOWN: Final = ("", "")  # stands for the kind of a request that has none at the usual place
-WHOLE: Final = "object"  # stands for the field of a cause that names none
+UNKNOWN: Final = ("", "")  # kind of a request that has none at the usual place
+WHOLE: Final = "object"  # field of a cause that has none
 REFUSED: Final = {"refused": "1"}
 
 
 def answer(endpoint: str, request: Request, error: Malformed) -> Answer:
-    """Return the answer to a request for which the rules could not decode all they need."""
+    """Return the answer to a request whose object the rules could not decode."""
     kind = (request.kind.group, request.kind.kind)
     if endpoint == "mutate" or not _is_judged(request, kind):
         return Allowed()

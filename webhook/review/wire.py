@@ -1,7 +1,7 @@
-"""The AdmissionReview envelope: the fields corepin reads, decoded and checked in one pass.
+"""The AdmissionReview envelope: the fields that corepin reads, decoded and checked in one pass.
 
-The objects inside stay raw bytes; the rules of each kind decode the parts they need and raise `Malformed` if they
-cannot. Unknown fields are ignored, because the API grows.
+The objects inside stay raw bytes; the rules of each kind decode the parts that they need, and raise `Malformed` if that
+fails. Unknown fields are ignored, because the API grows.
 """
 # ruff: noqa: N815 - field names of the Kubernetes API
 
@@ -121,7 +121,7 @@ def decode(body: bytes | bytearray) -> Request:
 
 
 def begin(body: bytes | bytearray) -> Request | None:
-    """Return the members of a request that precede user data; None for a body that does not start like a review."""
+    """Return the request's members at the start of a body, before user data; None if it starts otherwise."""
     found = _BEGINNING.match(body, 0, HEAD)
     if found is None:
         return None
@@ -148,7 +148,7 @@ def generate_name(request: Request) -> str | None:
 
 
 def peek_generate_name(request: Request) -> str | None:
-    """Return the generateName near the object's start; for the log only, because it is searched for, not parsed.
+    """Return the generateName in an object's first bytes; for the log only, because the bytes are searched, not parsed.
 
     Quotes inside texts are escaped, so a match is a member; the API server writes metadata before the rest.
     """

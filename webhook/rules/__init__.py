@@ -1,1 +1,1 @@
-"""Admission rules for pods, workloads and virtual machines, and additions to new pods. Pure: no I/O, no clock."""
+"""Admission rules for pods, workloads and virtual machines, and patches for new pods. Pure: no I/O, no clock."""

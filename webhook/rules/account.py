@@ -1,4 +1,4 @@
-"""Service account from a mutations file for pods that name none, and the API token of these pods. Pure.
+"""Service account of a mutations file, set in pods that name none, and the API token of these pods. Pure.
 
 The ServiceAccount plugin of the API server runs before webhooks and mounts a token volume. The kubelet requests the
 token for the account of the stored pod, so a pod would otherwise get a token of the account that the webhook sets.
@@ -23,7 +23,7 @@ DEFAULTS: Final = frozenset({None, "", "default"})
 AUTOMOUNT: Final = "automountServiceAccountToken"
 TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a directory
 TOKEN_PREFIX: Final = "kube-api-access-"  # noqa: S105 - of a volume's name
-# Users may choose such a name too, so the name proves nothing: the sources of the volume are compared as well.
+# Users may choose such a name too, so the sources of the volume are compared as well.
 _GENERATED: Final = re.compile(rf"{TOKEN_PREFIX}[bcdfghjklmnpqrstvwxz2456789]{{5}}")
 _CA_BUNDLES: Final = frozenset({"kube-root-ca.crt", "openshift-service-ca.crt"})
 CONTAINERS: Final = ("containers", "initContainers")
@@ -39,7 +39,7 @@ def sets_account(pod: Pod, mutations: Mutations) -> bool:
 
 
 def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
-    """Yield the operations that set the account; the deprecated alias is changed if it is set."""
+    """Yield the operations that set the account; the deprecated alias `serviceAccount` is changed if it is set."""
     if not sets_account(pod, mutations):
         return
     spec = pod.get("spec") or {}
@@ -51,7 +51,7 @@ def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
 
 
 def plan_token(pod: Pod, mutations: Mutations) -> tuple[Pod, list[Operation]]:
-    """Return the pod without the token volume to remove, with the patch operations; without such a volume the pod and no operations."""
+    """Return the pod without the token volume that it loses, and the operations that remove it (none: unchanged)."""
     name = lost_token(pod, mutations)
     spec: Any = pod.get("spec")
     if name is None:
@@ -92,7 +92,7 @@ def lost_token(pod: Pod, mutations: Mutations) -> str | None:
         return None
     volumes = [it for it in spec.get("volumes") or () if (it.get("name") or "").startswith(TOKEN_PREFIX)]
     if len(volumes) != 1 or not _is_generated(volumes[0]):
-        return None  # the plugin adds one volume; none if the user has mounted one at that path
+        return None  # the plugin adds at most one volume
     name = volumes[0]["name"]
     return name if _is_mounted_for_the_token_alone(spec, name) else None
 
@@ -107,7 +107,7 @@ def _is_generated(volume: Volume) -> bool:
 
 
 def _is_usual(source: VolumeProjection) -> bool:
-    """Return whether a source is the API token, a CA bundle of the cluster or a field of the pod."""
+    """Return whether a volume source is one of the plugin's: API token, CA bundle of the cluster, field of the pod."""
     if token := source.get("serviceAccountToken"):
         return token.get("path") == "token" and not token.get("audience")
     if bundle := source.get("configMap"):
@@ -118,7 +118,7 @@ def _is_usual(source: VolumeProjection) -> bool:
 def _is_mounted_for_the_token_alone(spec: PodSpec, name: str) -> bool:
     """Return whether containers mount a volume, at most once each, and only at the path of the token.
 
-    A mount without its volume makes a pod invalid, and so does a path that is mounted twice.
+    Otherwise the volume cannot be removed: a mount without its volume, or a path mounted twice, makes a pod invalid.
     """
     used = []
     for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):

@@ -1,4 +1,4 @@
-"""Amounts and a record of a pod's budget, which protect it against changes after mutation. Pure.
+"""Pod-level amounts and an annotation that protect a pod's CPU budget against changes after mutation. Pure.
 
 An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows `spec.resources` to
 mutating webhooks and drops it before it validates the pod. Webhooks that are called later may add containers.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from webhook.rules.patch import Operation
 
 FIELD: Final = "spec.resources"
-NO_BUDGET: Final = "none"  # the record of pod-level CPU that is not a budget
+NO_BUDGET: Final = "none"  # value of the record for pod-level CPU that is not a budget
 _POINTER: Final = f"/metadata/annotations/{escaped(POD_BUDGET)}"
 POOL_COUNTS: Final = (WHOLE_CORES, ISOLATED_CORES, NUMA_CPUS)
 _REMEDY: Final = "switch that gate on, or remove spec.resources and give the containers CPUs of their own"
@@ -49,10 +49,10 @@ def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
 
 def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
-    """Yield the operations for the record of the pod's budget.
+    """Yield the operations that write the record of the pod's budget, an annotation.
 
-    Pod-level CPU that is not a budget is recorded too, because a container of a later webhook may make it one. A record
-    copied from another pod is replaced or removed.
+    Pod-level CPU that is not a budget is recorded too, because a container that a later webhook adds may make it one. A
+    record copied from another pod is replaced or removed.
     """
     recorded = record_of(pod)
     cpus = str(pod_claims.pod_level.cpus) if pod_claims.pod_level else None
@@ -64,7 +64,7 @@ def plan_record(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
 
 def record_of(pod: Pod) -> str | None:
-    """Return the record of a pod that was mutated with pod-level CPU, or copied from such a pod."""
+    """Return the record in a pod's annotation; None if it has none. It may be a copy from another pod."""
     return ((pod.get("metadata") or {}).get("annotations") or {}).get(POD_BUDGET)
 
 
@@ -79,7 +79,7 @@ def dropped(pod: Pod) -> Iterator[Cause]:
 
 
 def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
-    """Refuse a request for cores of a pool that the pod does not get."""
+    """Refuse a request for cores of the pod's pool if the API server dropped the budget, so that there is no pool."""
     if not _is_dropped(pod):
         return
     for member in pod_claims.members:

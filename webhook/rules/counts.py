@@ -1,8 +1,8 @@
-"""Extended resources by which the scheduler counts what a claim takes besides CPUs. Pure.
+"""Requests of extended resources by which the scheduler counts the cores or NUMA CPUs that a claim takes. Pure.
 
-Nothing is counted that a node of the cluster may lack: whole cores only if all known nodes have the same number of
-threads per core. The user's own count is kept if it can be right for a node, else refused. Updates cannot change what
-the scheduler counts, so a resize only gives a warning.
+A resource that some nodes may not publish is not added: whole cores are counted only if all known nodes have the same
+number of threads per core. A count that the user wrote is kept if it can be right for a node, otherwise refused.
+Updates cannot change these requests, so a resize only gives a warning.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ _REQUIRED: Final = f"{DEVICE_POLICY.partition('.')[0]} {DevicePolicy.REQUIRE}"
 
 
 class Need(NamedTuple):
-    """The amount of a resource that a claim takes; a range while the threads per core are unknown."""
+    """The amount of an extended resource that a claim takes; a range while the threads per core are unknown."""
 
     resource: str
-    policy: str  # name of the policy, as messages have it
+    policy: str  # name of the policy, for messages
     least: int
     most: int
 
     @property
     def amount(self) -> str:
-        """The amount as messages write it."""
+        """The amount as text for messages."""
         return str(self.least) if self.least == self.most else f"{self.least} to {self.most}"
 
     @property
@@ -94,7 +94,7 @@ def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tup
 
 
 def _counted(pod_claims: PodClaims, settings: Settings, claim: Claim) -> list[Need]:
-    """Return the resources by which corepin counts a claim."""
+    """Return the extended resources that corepin adds for a claim, with their amounts."""
     found = []
     if claim.origin is Origin.CMK:
         found.append(_exactly(CMK_NUM_CORES, claim.count))
@@ -115,7 +115,7 @@ def _exactly(resource: str, amount: int) -> Need:
 
 
 def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
-    """Return whether a pool under these policies is counted; if not, its budget need not be computed."""
+    """Return whether corepin counts the pool of a pod with these policies by extended resources."""
     smt, numa = policies.smt.pod, policies.numa.pod
     if settings.numa_cpus and numa and numa.value is NUMAPolicy.SINGLE:
         return True
@@ -127,11 +127,12 @@ def _counts_pools(policies: PolicyAnnotations, settings: Settings) -> bool:
 def _by_container(
     pod_claims: PodClaims, needs_of: _NeedsOf, judged_by: _NeedsOf | None = None, *, counts_pool: bool = True
 ) -> dict[str, tuple[Need, ...]]:
-    """Return the resources that the claims of a pod take, by the container that requests them.
+    """Return the resources that the claims of a pod take, by the container that must request them.
 
-    One container requests the resources of the pool, because `spec.resources` takes no extended resources. If the
-    budget must be on one NUMA node, it requests those of the whole budget. Only CMK's claims are counted without a
-    placement policy. `judged_by` are the needs by which validation finds that container, if `needs_of` lacks some of them.
+    `needs_of` returns the resources of one claim. One container requests those of the pod's pool, because
+    `spec.resources` cannot have extended resources; if the budget must be on one NUMA node, it requests those of the
+    whole budget. Without a placement policy only CMK's claims are counted. `judged_by` returns the needs by which
+    validation finds that container, if `needs_of` leaves some of them out.
     """
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
@@ -150,7 +151,7 @@ def _by_container(
 def _shares(
     pod_claims: PodClaims, pool: Claim, needs_of: _NeedsOf
 ) -> tuple[dict[str, tuple[Need, ...]], list[Need]]:
-    """Return the resources that each container of a pod with a budget requests for itself, and those for the pool."""
+    """Return, for a pod with a budget, the resources that each container takes for itself, and those of the pool."""
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):
@@ -164,7 +165,7 @@ def _shares(
 
 
 def _pool_of(pod_claims: PodClaims) -> Claim | None:
-    """Return the pool of a pod as a claim with only the members that affect its counts; None if the pod has no budget."""
+    """Return a claim that stands for the pod's pool, to count it; None if the pod has no budget."""
     cpus, smt, numa = pod_claims.pool_cpus, pod_claims.policies.smt.pod, pod_claims.policies.numa.pod
     return None if cpus is None else _pool(cpus, smt.value if smt else None, numa.value if numa else None)
 
@@ -175,10 +176,10 @@ def _pool(cpus: int, smt: SMTPolicy | None, numa: NUMAPolicy | None) -> Claim:
 
 
 def _carrying(pod_claims: PodClaims, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]) -> str:
-    """Return the container that already requests more than its own, so the resources of the pool; empty: none does.
+    """Return the container that already requests the pool's resources, because it requests more than its own; else "".
 
-    A webhook that is called later may add a container in front, and the resources would be counted twice if that one
-    requested them too.
+    Otherwise, if a later webhook adds a container in front, corepin would add them to that one too, so that they would
+    be counted twice.
     """
     for need in pooled:
         stating = [it for it in pod_claims.members if states(it, need.resource) and it.role is not Role.INIT]
@@ -215,7 +216,7 @@ def plan_core_limits(pod_claims: PodClaims) -> dict[str, Fragment]:
 
 
 def wrong_counts(pod_claims: PodClaims, settings: Settings, remedy: str = REMOVE) -> Iterator[Cause]:
-    """Refuse requests of extended resources that differ from what the claims take; `remedy` says how to correct them."""
+    """Refuse requests of extended resources that differ from what the claims take; `remedy` ends the message."""
     for member, need, _ in miscounted(pod_claims, settings):
         given = shown(member.requests[need.resource])
         taken = f"{given} differs from the {need.amount} {need.unit} that"
@@ -223,7 +224,7 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings, remedy: str = REMOVE
 
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
-    """Warn that a resize does not change what the scheduler counts for the container."""
+    """Warn that a resize does not change the extended resources by which the scheduler counts the container."""
     was = _by_container(before, partial(_needs, before, settings=settings))
     together = dict(_together(after, settings))
     wrong = ((member, need) for member, need, _ in miscounted(after, settings))
@@ -257,7 +258,7 @@ def _field(member: Member, need: Need) -> str:
 
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
-    """Yield the containers for which the scheduler counts another amount than their claims take, with that amount."""
+    """Yield the containers that request another amount of a resource than their claims take, with that amount."""
     if not requests_counts(pod_claims):
         return
     needs_of = partial(_needs, pod_claims, settings=settings)
@@ -270,20 +271,20 @@ def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Memb
 
 
 def requests_counts(pod_claims: PodClaims) -> bool:
-    """Return whether containers request extended resources that corepin counts; those of most pods request none."""
+    """Return whether any container requests extended resources by which corepin counts; most pods do not."""
     return not _UNCOUNTED.issuperset([name for member in pod_claims.members for name in member.requests])
 
 
 def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, str]]:
-    """Return the containers and the resources that can count their claims."""
+    """Return pairs of a container and a resource that can count its claim."""
     needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
     return frozenset((container, need.resource) for container, listed in needs.items() for need in listed)
 
 
 def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need]]:
-    """Yield the containers whose claims the scheduler does not count.
+    """Yield the containers that lack a request by which the scheduler would count their claims.
 
-    The scheduler counts the claims of the pod's other containers, or would in a new pod.
+    Only resources are checked that another container of the pod requests, or that corepin would add to a new pod.
     """
     found = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
     if not found:
@@ -313,9 +314,10 @@ def _needs(pod_claims: PodClaims, claim: Claim, settings: Settings) -> Iterator[
 
 
 def _near(pod_claims: PodClaims, claim: Claim, settings: Settings) -> tuple[str, ...]:
-    """Return the resources that count the CPUs of a claim beside devices; none where they may be elsewhere.
+    """Return the resources that count a claim's CPUs beside devices; none if the CPUs need not be beside devices.
 
-    The pool of a pod is not placed beside devices, and agents publish the CPUs of the common pool.
+    None for a pod's pool either, which is not placed beside devices, nor for CMK's other pool, whose CPUs agents do not
+    publish.
     """
     is_near = claim.devices is DevicePolicy.REQUIRE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
     if not is_near or claim.origin is Origin.POOL:
@@ -330,7 +332,7 @@ def _is_ignored(resource: str, settings: Settings) -> bool:
 
 
 def _is_of_one_node(claim: Claim) -> bool:
-    """Return whether its CPUs are counted per NUMA node, as agents do for the common pool."""
+    """Return whether a claim's CPUs are counted per NUMA node, for which agents publish the common pool only."""
     return claim.numa is NUMAPolicy.SINGLE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
 
 

@@ -1,6 +1,6 @@
-"""The gate: an init container that holds a pod back until the CPUs that must fit are assigned. Pure.
+"""The gate: an init container that delays a pod's other containers until its required CPUs are assigned. Pure.
 
-The gate is recognized by its name only, so other containers with that name are refused.
+The gate is recognised by its name only, so other containers with that name are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 VOLUMES: Final = "/spec/volumes"
 INIT_CONTAINERS: Final = "/spec/initContainers"
-USER: Final = 65532  # uid of the image's user; set, because the pod may set another one for all containers
+USER: Final = 65532  # uid of the image's user; explicit, because the pod may set another for all containers
 SECURITY: Final = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -50,7 +50,7 @@ def plan_gate(
 ) -> list[Operation]:
     """Return the operations that add the gate.
 
-    They must follow those of `before`, because the last one moves all init containers.
+    They must come after those of `before`, because the last one moves all init containers by one index.
     """
     if not settings.gate or not pod_claims.must_fit or _has_one(pod):
         return []
@@ -86,7 +86,7 @@ def _has_one(pod: Pod) -> bool:
 def _knows_restart_policy(member: Member, pod: Pod) -> bool:
     """Return whether a container has the pod's restart policy in its environment, as the gate does.
 
-    Other webhooks may change everything else of the gate.
+    Nothing else is compared, because other webhooks may change all other fields of the gate.
     """
     wanted = {"name": GATE_RESTART_POLICY, "value": _restart_policy(pod)}
     return any(wanted.items() <= variable.items() for variable in member.container.get("env") or ())
@@ -97,7 +97,7 @@ def _restart_policy(pod: Pod) -> str:
 
 
 def _volumes_after(spec: PodSpec, before: Sequence[Operation]) -> list[Volume] | None:
-    """Return the volumes that a pod has after these operations; None if it has no list of them."""
+    """Return the volumes that a pod has after the operations `before`; None if it has no list of volumes."""
     present = spec.get("volumes")
     volumes = None if present is None else [*present]
     for step in before:
@@ -109,7 +109,7 @@ def _volumes_after(spec: PodSpec, before: Sequence[Operation]) -> list[Volume] |
 
 
 def _unused_name(volumes: Sequence[Volume]) -> str:
-    """Return a name for the gate's volume that no volume of the user has."""
+    """Return a possible name for the gate's volume that no other volume of the pod has."""
     taken = {volume.get("name") for volume in volumes}
     if GATE_CONTAINER not in taken:
         return GATE_CONTAINER
@@ -133,10 +133,10 @@ def _gate(pod: Pod, settings: Settings, volume: str) -> dict[str, Any]:
 
 
 def _amounts(pod: Pod, settings: Settings) -> dict[str, str]:
-    """Return the CPU and memory that the gate states, so that the pod keeps its QoS class and its pod-level limits.
+    """Return the gate's CPU and memory amounts, so that the pod keeps its QoS class and its pod-level limits.
 
-    A missing pod-level limit is filled in if every container has one: a pod that only requests CPUs as a whole would lose
-    its budget by a gate without one. No container may request more than its pod does.
+    The API server fills in a missing pod-level limit only if every container has a limit. So a gate without limits
+    would take the budget from a pod that has only pod-level requests. No container may request more than its pod does.
     """
     own = {"cpu": str(settings.gate_resources.cpu), "memory": str(settings.gate_resources.memory)}
     pod_level = (pod.get("spec") or {}).get("resources") or {}

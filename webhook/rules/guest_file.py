@@ -1,7 +1,8 @@
 """A file in the guest of a Kata pod with the CPUs and vCPUs of its containers. Pure.
 
-On the host a container finds its CPUs in its own cgroup; a guest only sees vCPUs. Therefore the status annotation,
-which only the agent may write, is mounted into each container that claims CPUs, and a variable names the container.
+On the host a container reads its CPUs from its own cgroup; in a guest it sees only vCPUs. So the status annotation,
+which only the agent may write, is mounted into each container that claims CPUs, and an environment variable has the
+container's name.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def is_guest_volume(volume: Volume) -> bool:
 
 
 def _has_something_there(member: Member) -> bool:
-    """Return whether a volume is mounted at the file's folder: the file's own, or the user's, which is kept."""
+    """Return whether any volume, the file's own or the user's, is already mounted at the file's folder."""
     return any(
         (mount.get("mountPath") or "").rstrip("/") == CPUS_FOLDER
         for mount in member.container.get("volumeMounts") or ()
@@ -66,14 +67,14 @@ def _has_something_there(member: Member) -> bool:
 
 
 def _is_ours(volume: Volume) -> bool:
-    """Return whether a volume contains this file only; members the API server fills with defaults are ignored."""
+    """Return whether a volume is the one that the webhook adds, ignoring members that the API server fills in."""
     items = (volume.get("downwardAPI") or {}).get("items") or ()
     shown = [(item.get("path"), (item.get("fieldRef") or {}).get("fieldPath")) for item in items]
     return is_guest_volume(volume) and shown == [(CPUS_FILE, _FIELD)]
 
 
 def _unused_name(volumes: Sequence[Volume], taken: Names[str]) -> str:
-    """Return a name for the volume that no volume of the user has."""
+    """Return a possible name for the volume that no other volume of the pod, nor one in `taken`, has."""
     named = {volume.get("name") for volume in volumes}
     names = (CPUS_VOLUME if number == 1 else f"{CPUS_VOLUME}-{number}" for number in count(1))
     return next(name for name in names if name not in named and name not in taken)

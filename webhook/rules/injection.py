@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
     from webhook.config.mutations import Fragment
 
-PREPARED_KEPT: Final = 256  # prepared containers in the cache, by place and count; each takes about 2 kB
+PREPARED_KEPT: Final = 256  # cached operation lists, by container and counts; each takes about 2 kB
 
 
 class Counted(NamedTuple):
@@ -47,7 +47,7 @@ class Injection:
         self.mounted = {name: _mounted(name, path) for name, path in mutations.host_paths.items()}
 
     def pod_wanted_beside(self, more: Fragment, needless: frozenset[str]) -> tuple[Wanted, ...]:
-        """Return the additions to a pod together with `more`, without the `needless` volumes.
+        """Return the additions to a pod, joined with `more`, without the volumes `needless`.
 
         The result is cached and reused for pods with the same arguments.
         """
@@ -57,7 +57,7 @@ class Injection:
         return wanted("", joined(self.mutations.per_pod_without(needless), msgspec.json.decode(more)))
 
     def needless(self, members: Collection[Member]) -> frozenset[str]:
-        """Return the host directories that no container needs, because each has another mount at their paths."""
+        """Return the volumes of host directories at whose paths every container already mounts another volume."""
         left: Mapping[str, frozenset[str]] = self.mutations.mount_paths
         if not members:
             return frozenset()
@@ -69,7 +69,7 @@ class Injection:
         return frozenset(left)
 
     def container_fragment(self, counted: tuple[Counted, ...]) -> Fragment:
-        """Return the additions to any container with this count."""
+        """Return the additions to a container, with its requests and limits of extended resources."""
         added = self.mutations.per_container
         return joined(added, *(number.fragment for number in counted)) if counted else added
 
@@ -84,7 +84,7 @@ def _mounted(volume: str, path: str) -> Cause:
 
 
 def joined(*fragments: Fragment) -> Fragment:
-    """Return one fragment with the members of all given ones; lists are concatenated."""
+    """Return the fragments merged into one; lists are concatenated."""
     whole: Fragment = {}
     for fragment in fragments:
         for key, value in fragment.items():
@@ -99,7 +99,7 @@ def joined(*fragments: Fragment) -> Fragment:
 
 
 def merged(*added: Mapping[str, Fragment]) -> dict[str, Fragment]:
-    """Return the additions of all given maps by JSON pointer; empty if all are empty."""
+    """Return maps of additions by JSON pointer merged into one."""
     whole: dict[str, Fragment] = {}
     for fragments in added:
         for pointer, fragment in fragments.items():

@@ -1,6 +1,6 @@
 """Memory size of a JSON text, estimated from its bytes before it is decoded. Pure.
 
-Brackets and commas inside strings do not count. All passes are methods of `bytes`, because a Python loop over the
+Brackets and commas inside strings are not counted. Each pass is one method of `bytes`, because a Python loop over the
 strings would take a second for the largest body. The text must be valid JSON, which msgspec has checked by skipping
 it.
 """
@@ -18,7 +18,7 @@ _STRUCTURE: Final = b'"{[,'
 _OTHER: Final = bytes(set(range(256)) - set(_STRUCTURE))
 # all bytes that are neither brackets, commas or quotes nor the first letter of an escape sequence
 _NEITHER_ESCAPE: Final = bytes(set(_OTHER) - set(b"\\/bfnrtu"))
-_SAVED: Final = 5  # bytes by which `\u003c` is longer than its character
+_SAVED: Final = 5  # an escape sequence such as `\u003c` is this many bytes longer than its character
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Size:
 
 
 def at_most(text: bytes | msgspec.Raw) -> Size:
-    """Return an upper bound of the size, which counts the contents of strings too."""
+    """Return an upper bound of the size, in which brackets and commas inside strings are counted too."""
     whole = bytes(text)
     return Size(whole.count(b"{") + whole.count(b"["), whole.count(b","), len(whole))
 

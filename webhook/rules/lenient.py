@@ -1,8 +1,8 @@
-"""Decoding of JSON that the API server passes on unchecked in parts that no rule reads.
+"""Decoder for JSON whose parts that no rule reads may be invalid, because the API server does not check them.
 
 The API server copies `managedFields` without decoding them, and accepts bytes that are not UTF-8, brackets nested
-10,000 deep, and unpaired surrogates there. msgspec skips the first, but fails on the other two even in parts it
-skips.
+10,000 deep, and unpaired surrogates there. msgspec accepts such bytes in parts that it skips, but fails on the other
+two even there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONE_SURROGATE: Final = re.compile(
 
 
 def decode(decoder: msgspec.json.Decoder[Decoded], document: bytes | bytearray | msgspec.Raw) -> Decoded:
-    """Return the result of a decoder that skips deep values instead of building them; raise its errors."""
+    """Return the document as decoded by `decoder`, which must skip deeply nested values; raise its errors."""
     try:
         return decoder.decode(document)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""Differences between two states of a virtual machine's spec, comparing equal parts as bytes without decoding them.
+"""Differences between two states of a virtual machine's spec; parts with equal bytes are not decoded.
 
 A spec may have megabytes (cloud-init, disks), and an update of a running machine changes little of it.
 """

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
-    """Warn about a memory limit above any NUMA node of every configured node shape: the kernel OOM-kills there."""
+    """Warn about a memory limit above the largest NUMA node of all node shapes: the OOM killer acts before it."""
     bound = [claim for claim in pod_claims.claims if claim.memory_limit]
     sizes = [(parse_quantity(shape.numa_memory), shape) for shape in shapes if shape.numa_memory is not None]
-    if not bound or not sizes or len(sizes) < len(shapes):  # a shape without a size may hold any limit
+    if not bound or not sizes or len(sizes) < len(shapes):  # a shape without a memory size is not checked
         return
     size, largest = max(sizes, key=lambda sized: (sized[0], sized[1].name))
     for claim in bound:

@@ -1,8 +1,8 @@
 """Mutation plan for a new pod: CMK contract, scheduler counts, sidecar limits, NRI annotations, guest file, gate. Pure.
 
-A plan is a list of JSON Patch operations with warnings. It is minimal and idempotent: planning for the patched pod
-gives no operation. It removes only the API token of an account that the webhook sets, and replaces only what it wrote
-itself: the records about a budget, and counts that another webhook has made wrong; everything else is added.
+A plan is a list of JSON Patch operations with warnings. It is idempotent: the plan for a patched pod has no operation.
+It only adds, with two exceptions. It removes the API token of an account that the webhook sets, and replaces or removes
+corepin's own records of a budget, and counts that another webhook has made wrong.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def plan_mutation(pod: Pod, settings: Settings, injection: Injection) -> Plan:
 
 
 def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
-    """Return whether a pod requests the CMK contract: by a container's resource, or by CMK's annotation."""
+    """Return whether a pod requests CMK's additions: by a container's resource, or by CMK's annotation."""
     for member in pod_claims.members:
         if member.cores:
             return True
@@ -82,9 +82,10 @@ def wants_injection(pod: Pod, pod_claims: PodClaims) -> bool:
 
 
 def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
-    """Yield the record of CPU limits filled in by a LimitRange; LimitRanger overwrites its own when it fills in further ones.
+    """Yield the operation that records which CPU limits a LimitRange has filled in.
 
-    A record that lacks containers was copied from another pod, and is completed.
+    LimitRanger's own annotation is not enough, because it is overwritten when LimitRanger fills in further limits. A
+    record that lacks containers was copied from another pod, and is completed.
     """
     if not pod_claims.pod_level or not pod_claims.pod_level.filled:
         return
@@ -95,7 +96,7 @@ def _keep_filled_in(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
 
 def _reads_cpus(pod: Pod, pod_claims: PodClaims) -> tuple[Member, ...]:
-    """Return the containers that may read their CPUs from the file: all of them under CMK's contract, else those with claims."""
+    """Return the containers that get the guest file: all of a pod with CMK's additions, else those with claims."""
     if wants_injection(pod, pod_claims):
         return tuple(pod_claims.members)
     return tuple(pod_claims.member_of(claim) for claim in pod_claims.claims)
@@ -108,7 +109,7 @@ def plan_injection(
     injection: Injection,
     more: Mapping[str, Fragment] | None = None,
 ) -> list[Operation]:
-    """Return the additions for the claims of a pod, joined with `more` (fragments by JSON pointer)."""
+    """Return the operations that add resources, CMK's additions and `more` (fragments by JSON pointer) to a pod."""
     source = injection if wants_injection(pod, pod_claims) else NOTHING
     pod_wanted, needless = source.pod_wanted, source.needless(pod_claims.members)
     pod_more = (more or {}).get(POD) or {}

@@ -1,6 +1,6 @@
-"""Annotations that make the node's runtime hold a new pod's containers back until they have CPUs. Pure.
+"""Annotations for which the node's runtime delays a new pod's containers until they have CPUs. Pure.
 
-They are set at creation, because the runtime passes the annotations of the sandbox's creation to its NRI plugins.
+They are set when the pod is created, because the runtime passes the annotations of that time to its NRI plugins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoder for the part of an object that rules read, robust against the size, depth and defects of the rest.
+"""Decoder for the part of an object that rules read, whatever the size, depth and defects of other members.
 
-Small objects are decoded directly, since msgspec skips all other members. In large ones the part is first cut out as
-bytes and measured; all other members, mostly `managedFields` and `status`, are only skipped.
+A usual object is decoded at once; msgspec skips all other members, mostly `managedFields` and `status`. From a large
+object the part is first cut out as bytes, and its size in memory is estimated before it is decoded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CROWDED: Final = (
 
 
 class _Crowded(Exception):
-    """A list has more objects than are read."""
+    """A document has more objects than may be decoded."""
 
 
 def require_fit(text: bytes | msgspec.Raw, path: str) -> None:
@@ -57,7 +57,7 @@ def require_fit(text: bytes | msgspec.Raw, path: str) -> None:
 
 
 def surely_fits(text: bytes | msgspec.Raw) -> bool:
-    """Return whether a text fits even if none of its brackets, commas and escapes is inside a string."""
+    """Return whether a text fits even if all of its brackets and commas are outside of strings."""
     return len(memoryview(text)) <= MOST.letters and at_most(text).fits(MOST)
 
 
@@ -76,7 +76,7 @@ class PartReader(Generic[Part]):
                 try:
                     return self._decoder.decode(document)
                 except RecursionError:
-                    pass  # the defect may be in a part that is not read
+                    pass  # the defect may be in a part that no rule reads
             part = self.cut(document, path)
             require_fit(part, path)
             return self._decoder.decode(part)
@@ -100,7 +100,7 @@ class PartReader(Generic[Part]):
 
 
 def _leaves(hint: Any, count: Callable[[object], None]) -> Any:
-    """Return a type like `hint` with raw leaves, which counts each object while it is decoded."""
+    """Return a type like `hint` whose leaves stay raw JSON, and which calls `count` for each decoded object."""
     if is_typeddict(hint):
         return _object(hint, count)
     if isinstance(hint, UnionType):

@@ -1,4 +1,4 @@
-"""JSON Patch operations (RFC 6902): add missing members, replace nothing, remove entries of a list."""
+"""JSON Patch operations (RFC 6902): add missing members and list entries, never replace values; remove list entries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def escaped(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A member to add to objects, with its operations prepared once for all objects."""
+    """A member to add to objects if they lack it; its operations are prepared once for all objects."""
 
     key: str
     whole: Operation  # operation for an object that has no such member
@@ -66,7 +66,7 @@ class WantedMembers(Wanted):
 
 @dataclass(frozen=True, slots=True)
 class WantedEntries(Wanted):
-    """A list whose entries are identified by one member, if they have it."""
+    """A list to merge, whose entries are compared by one member, such as `name`."""
 
     by: str
     named: tuple[tuple[Any, Operation], ...]
@@ -82,7 +82,7 @@ class WantedEntries(Wanted):
 
 @dataclass(frozen=True, slots=True)
 class WantedWholeEntries(Wanted):
-    """A list whose entries are compared as a whole."""
+    """A list to merge, whose entries are compared as a whole."""
 
     entries: tuple[tuple[Any, Operation], ...]
 
@@ -113,7 +113,7 @@ def _wanted(key: str, path: str, value: Any) -> Wanted:
 
 
 def missing(have: Mapping[str, Any], members: Iterable[Wanted]) -> list[Operation]:
-    """Return the operations that give an object all wanted members; none for members already there.
+    """Return the operations that add wanted members that an object lacks.
 
     Existing values are kept: objects merge member by member, lists get the missing entries, scalars are not replaced.
     Parents that are absent or null are created.

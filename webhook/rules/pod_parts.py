@@ -1,7 +1,7 @@
-"""Partial types of pods with the members that rules read, derived from the domain's types.
+"""Partial types of pods with only the members that rules read, derived from `pinning.pods.types`.
 
-Members left out take no memory and cannot influence a rule. They are listed here, so that a new member of the
-domain's types is decoded without a change.
+Other members take no memory and cannot influence a rule. The members to leave out are listed here, so that a new member
+of the types is decoded without a change of this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pinning.pods.types import (
     VolumeMount,
 )
 
-# Types by which members of a type are replaced; None leaves a member out.
+# For each type, the types that replace those of its members; None leaves a member out.
 Narrowed = Mapping[type, Mapping[str, Any]]
 Whole = TypeVar("Whole")
 
@@ -47,7 +47,7 @@ _Amounts = TypedDict("_Amounts", dict.fromkeys(READ, RawQuantity), total=False) 
 
 class _Resources(TypedDict, total=False):
     requests: _Amounts | None
-    # Limits of any resource: devices count, and API requests of devices are equal.
+    # Limits of any resource are read, because devices are extended resources; their requests equal their limits.
     limits: dict[str, RawQuantity] | None
     claims: list[NamedClaim] | None
 
@@ -78,7 +78,7 @@ NEW_WITH_TOKEN: Final[Narrowed] = {
     # A mutations file that adds labels needs the whole pod (`Mutations.is_typed`).
     ObjectMeta: {**_IDENTITY, "deletionTimestamp": None, "labels": _Labels | None},
     VolumeMount: {"readOnly": None},
-    Pod: {"status": None},  # the reported status has no meaning at admission
+    Pod: {"status": None},  # no rule reads the status
 }
 NEW: Final[Narrowed] = {
     **NEW_WITH_TOKEN,
@@ -102,7 +102,7 @@ STORED: Final[Narrowed] = {
     Pod: {"status": None},
 }
 NewPod: Final = part_of(Pod, NEW)  # a pod just before or after injection
-# for a mutations file that names an account: with the mounts of its API token
+# for a mutations file with a service account: also the mounts of the API token
 NewPodWithToken: Final = part_of(Pod, NEW_WITH_TOKEN)
 StoredPod: Final = part_of(Pod, STORED)  # stored pods and templates, to which nothing is injected
 

@@ -48,24 +48,24 @@ if TYPE_CHECKING:
     from webhook.rules.injection import Injection
 
 
-# Bytes of literal variables of one container; 16 such containers fill an NRI message.
+# Bytes of literal environment variables of one container; 16 such containers fill an NRI message.
 LARGE_ENVIRONMENT: Final = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Causes that refuse an object, and warnings for its owner; no causes: it is admitted."""
+    """Causes for which an object is refused, and warnings for its owner; without causes it is admitted."""
 
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
 
     def weight(self) -> int:
-        """Return an upper bound of its size in bytes; text shared by two causes counts twice."""
+        """Return an upper bound of the verdict's size in bytes; text that two causes share is counted twice."""
         return sum(cause.weight() for cause in (*self.causes, *self.warnings))
 
 
 def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdict:
-    """Validate a new pod after mutation, and that the mutating webhook has been called."""
+    """Validate a new pod after mutation; refuse it if the mutating webhook was not called."""
     pod_claims = read_pod(pod)
     causes = chain(
         counted_for_dropped(pod, pod_claims),
@@ -81,7 +81,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
 
 
 def _may_be_changed(pod: Pod, pod_claims: PodClaims, settings: Settings) -> bool:
-    """Return whether another webhook may have changed the pod after corepin had counted."""
+    """Return whether another webhook may have changed the pod after corepin added its counts."""
     if record_of(pod) is not None:
         return True
     is_wrong = pod_claims.pod_level and any(miscounted(pod_claims, settings))
@@ -114,7 +114,7 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
 
 
 def added(before: Iterable[Cause], after: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield the causes that a change adds, however many there were before."""
+    """Yield the causes in `after` that are not in `before`."""
     known = {cause.identity for cause in before}
     return (cause for cause in after if cause.identity not in known)
 
@@ -173,7 +173,7 @@ def _large_environment(member: Member) -> Iterator[Cause]:
 
 
 def _preset_cores(member: Member, claim: Claim | None) -> Iterator[Cause]:
-    """Refuse a CMK_NUM_CORES variable of the user above the container's claim."""
+    """Refuse a value of CMK_NUM_CORES, set by the user, above the container's claim."""
     if claim is None or claim.origin is not Origin.CMK:
         return
     for at, variable in enumerate(member.container.get("env") or ()):
@@ -232,7 +232,7 @@ def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator
 
 
 def _cores_needed(claims: tuple[Claim, ...], shape: NodeShape) -> int:
-    """Return the cores that a pod takes on an empty node of a shape at its peak."""
+    """Return the most cores that a pod takes at any time on an empty node of a shape."""
     needs = [(claim.role, _cores_of(claim, shape.threads_per_core)) for claim in claims]
     lasting = sum(count for role, count in needs if role is Role.SIDECAR)
     running = sum(count for role, count in needs if role is Role.MAIN)
@@ -266,7 +266,7 @@ def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 def _not_injected(
     pod: Pod, pod_claims: PodClaims, settings: Settings, injection: Injection
 ) -> Iterator[Cause]:
-    certain = structs.replace(settings, whole_cores=False)  # another replica may not have seen the nodes yet
+    certain = structs.replace(settings, whole_cores=False)  # another replica may not know the node shapes yet
     missing = plan_injection(pod, pod_claims, certain, injection)
     if missing:
         yield Cause(annotation_field(CMK_INJECTED), _without(missing[0]["path"]))
@@ -287,7 +287,7 @@ def _without(part: str) -> str:
 
 
 def _in_pool(pod_claims: PodClaims, users: Iterable[PoolUser]) -> PodClaims:
-    """Return the claims of a pod with these containers in its pool, where they stay, instead of on slices."""
+    """Return a pod's claims after a resize, with these containers still in its pool instead of on slices."""
     names = [user.container for user in users]
     if not names:
         return pod_claims

@@ -1,7 +1,4 @@
-"""Raw JSON objects of a review, and the error for one that cannot be decoded.
-
-The rules of each kind decode the parts they need, and raise `Malformed` if they cannot.
-"""
+"""Helpers for raw JSON objects of a review, and the error for an object that cannot be decoded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The record of a pod's budget, and corrections of counts that became wrong when another webhook changed the pod. Pure.
+"""Corrections of corepin's counts after another webhook changed a pod with pod-level CPU. Pure.
 
-A container that is added to such a pod may take a slice out of its pool, or make its pod-level CPU a budget; and the
-other webhook may add `spec.resources` itself. The API server then calls corepin again, which would refuse its own count.
+A container that the other webhook adds may take a slice out of the pod's pool, or make its pod-level CPU a budget. It
+may also add `spec.resources` itself. The API server then calls corepin again, which would refuse its own count.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[Operation]:
-    """Return the record of the budget, and the corrections of counts in a pod that has or had a record.
+    """Return the operations that write the record of the budget, and that correct counts in a pod with a record.
 
-    A pod that is sent with a wrong count gets no record, so that the count stays the user's own in each call, and
-    validation refuses it. Counts that were right before the pod got its `spec.resources` are corepin's.
+    A pod that the user sent with a wrong count gets no record, so that no later call corrects the count, and validation
+    refuses it. Counts that were right before the pod got its `spec.resources` are corepin's, and are corrected.
     """
     is_recorded = record_of(pod) is not None
     if not (is_recorded or pod_claims.pod_level or pod_claims.unbudgeted):
@@ -44,7 +44,7 @@ def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[O
 
 
 def is_counted_without_budget(pod: Pod, settings: Settings) -> bool:
-    """Return whether a pod requests counts, and all are the ones that corepin adds to it without `spec.resources`."""
+    """Return whether the pod has counts, and corepin would add the same ones if it had no `spec.resources`."""
     spec = pod.get("spec") or {}
     before = read_pod({**pod, "spec": {**spec, "resources": None}})
     stated = [(it, name) for it in before.members for name in it.requests if _is_count(name)]
@@ -80,7 +80,7 @@ def _corrections(pod_claims: PodClaims, settings: Settings, *, is_new: bool) -> 
 
 
 def _anew(pod_claims: PodClaims, settings: Settings) -> Iterator[Operation]:
-    """Yield corepin's counts where the pod states others, also such as may be right for a node."""
+    """Yield operations that replace all counts that differ from corepin's, even if they could be right for a node."""
     counted = counts_of_pod(pod_claims, settings)
     for member in pod_claims.members:
         for it in counted.get(member.name, ()):
@@ -89,7 +89,7 @@ def _anew(pod_claims: PodClaims, settings: Settings) -> Iterator[Operation]:
 
 
 def _written(member: Member, resource: str, amount: str | None) -> Iterator[Operation]:
-    """Yield the operations that replace an amount where the container states it; None removes it."""
+    """Yield the operations that replace an amount in the container's requests and limits; None removes it."""
     resources = member.container.get("resources") or {}
     for kind, stated in (("requests", resources.get("requests")), ("limits", resources.get("limits"))):
         if stated and resource in stated:

@@ -25,7 +25,7 @@ Limits = dict[str, "Fragment"]  # limits to add, by JSON pointer of the containe
 
 
 def plan_limits(pod: Pod, pod_claims: PodClaims, settings: Settings) -> tuple[Limits, list[Cause]]:
-    """Return the limits of containers that state neither CPU nor memory, and the warnings for the user."""
+    """Return the limits to add to containers with neither CPU nor memory amounts, and warnings for the user."""
     asked = _annotation(pod) == "true"
     if not _applies(pod, pod_claims, settings):
         return {}, _unheard(pod_claims, settings) if asked else []

@@ -1,4 +1,4 @@
-"""Exceptions for updates of objects that cannot be decoded, so that these can still be deleted. Pure.
+"""Checks by which updates of objects that cannot be decoded are admitted, so that these can be deleted. Pure.
 
 Such an object may have been stored while the webhook was unavailable. Deleting it takes updates: the API server sets
 `deletionTimestamp`, and controllers remove their finalizers.
@@ -49,14 +49,14 @@ def is_leaving(document: msgspec.Raw) -> bool:
 
 
 def is_unchanged(old: msgspec.Raw, new: msgspec.Raw, reader: PartReader[Any] | None = None) -> bool:
-    """Return whether two states are equal as bytes in what a reader reads; without a reader in spec and annotations."""
+    """Return whether the parts that `reader` reads (None: spec and annotations) have equal bytes in two states."""
     if old == new:
         return True
     if reader:
         try:
             return reader.cut(old) == reader.cut(new)
         except Malformed:
-            pass  # equal states may have the wrong shape
+            pass  # compare below: equal states may be malformed
     try:
         return lenient.decode(_coarse, old) == lenient.decode(_coarse, new)
     except UNREADABLE:

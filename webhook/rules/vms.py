@@ -74,7 +74,7 @@ _spec: Final = msgspec.json.Decoder(_Spec)
 
 
 def read_running(document: msgspec.Raw, path: str = OBJECT) -> RunningMachine:
-    """Return a machine with its raw spec; raise Malformed if the metadata cannot be decoded."""
+    """Return a running machine with its raw spec; raise Malformed if the metadata cannot be decoded."""
     named = _named.read(document, path)
     return {"metadata": named.get("metadata"), "spec": lenient.decode(_spec, document).spec}
 
@@ -102,7 +102,7 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
 
 
 def review_changed_vm(kind: Kind, old: VirtObject, new: VirtObject, settings: Settings) -> Verdict:
-    """Validate what the update of an object with a template changes (ratcheting)."""
+    """Validate only what an update of an object with a template changes (ratcheting)."""
     was, now = review_vm(kind, old, settings), review_vm(kind, new, settings)
     if not now.causes:
         return Verdict(warnings=tuple(added(was.warnings, now.warnings)))
@@ -165,7 +165,7 @@ def _every_cause(kind: Kind, document: VirtObject, settings: Settings) -> Iterat
 
 
 def _ours(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Yield the refusals because of corepin's annotations."""
+    """Yield the causes of refusals by rules on corepin's annotations."""
     yield from policies.causes
     yield from _threads_apart(template, policies)
     yield from misplaced((), policies, (), LAUNCHER)

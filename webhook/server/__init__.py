@@ -1,1 +1,1 @@
-"""The webhook's process: listener, TLS, status, and loading of files. Answers are made in `webhook.review`."""
+"""The webhook's process: listener, TLS, health, and loading of files. `webhook.review` computes the answers."""

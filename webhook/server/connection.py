@@ -1,7 +1,7 @@
 """One client connection: uvicorn's protocol with additional limits and checks.
 
-uvicorn never drops a client that is slow with its first byte, its headers or its body, reads heads of any length,
-accepts any number of connections, and does not show the peer's certificate to applications.
+uvicorn itself never drops a client that sends its first byte, headers or body slowly. It accepts request heads of any
+length and any number of connections, and does not pass the client's certificate to applications.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Gathering:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection with the time since which its client or the webhook has to send the next bytes."""
+    """A connection with the time since which it has been idle, or busy with one request."""
 
     def __init__(
         self, rules: ConnectionRules, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop
@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         self.busy_since: float | None = None  # None while the connection is idle between two requests
         self.idle_since = 0.0
         self._is_in_head = False
-        self._request_bytes = 0  # bytes of the request that is being read, without its first chunk
+        self._request_bytes = 0  # received bytes of the current request, without its first chunk
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Check the client's certificate; a refused client gets 403 for every request."""
@@ -109,7 +109,7 @@ class Connection(HttpToolsProtocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the connection that has been idle longest; if none is idle, the one that has been busy longest."""
+        """Close the connection that has been idle longest, or if none is idle, the one that has been busy longest."""
         others = [
             connection for connection in cast("set[Connection]", self.connections) if connection is not self
         ]
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Start counting the bytes of a request."""
+        """Reset the count of received bytes for a new request."""
         super().on_message_begin()
         self._is_in_head = True
         self._request_bytes = 0

@@ -26,13 +26,13 @@ STEP_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Time limits. Go clients keep idle connections for 90 s; the server must keep them longer, or requests are lost."""
+    """Limits of time and connections. Go clients close idle connections after 90 s, and the server must do so later."""
 
     handshake_seconds: float = 5.0
     request_seconds: float = 10.0  # from the first byte of a request to the last one of its answer
     keep_alive_seconds: int = 120
-    linger_seconds: float = 0.5  # wait after SIGTERM for requests that are on their way to idle connections
-    grace_seconds: float = 5.0  # wait after that for unfinished answers
+    linger_seconds: float = 0.5  # wait after SIGTERM for requests just sent on idle connections
+    grace_seconds: float = 5.0  # then wait for unfinished answers
     tls_close_seconds: float = 1.0
     connections: int = 1000  # open connections; an API server opens a few dozen; an idle one takes 50 kB
 
@@ -138,7 +138,7 @@ class Listener(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Finish requests in progress and in flight; then close idle connections, and finally abort the rest."""
+        """Finish requests in progress and in flight, close idle connections, after a grace period abort the rest."""
         await self._wait_closed(self._limits.linger_seconds)
         for server in self.servers:
             server.close()

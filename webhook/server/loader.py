@@ -1,4 +1,4 @@
-"""Build the decider of a configuration revision from its files, and self-test it before it serves."""
+"""Build the decider (rules) of a configuration revision from its files, and self-test it before use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SAMPLE: Final = b"""{
 
 
 class DeciderLoader:
-    """Builds deciders from the configuration, the mutations file, and the shapes of watched nodes."""
+    """Builds deciders from the configuration file, the mutations file, and the shapes of watched nodes."""
 
     def __init__(self, config: File, mutations: File) -> None:
         self._config = config

@@ -64,7 +64,7 @@ class Options:
 
 
 class Service:
-    """All listeners with their loaded files and bound sockets; raises `Unusable` if a file or an address cannot be used."""
+    """All listeners with loaded files and bound sockets; raises `Unusable` for an unusable file or address."""
 
     def __init__(self, options: Options, build: Callable[[Contents], Decisions]) -> None:
         self.options = options
@@ -159,7 +159,7 @@ class Service:
 
 
 def give_back_memory() -> None:
-    """Return free memory to the system; the C library would keep the megabytes of a large body."""
+    """Return free memory to the system, because glibc would otherwise keep the megabytes of a large body."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:  # only glibc has mallopt
         mallopt(M_TRIM_THRESHOLD, RETURNED_FROM)
@@ -173,7 +173,7 @@ def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
     async def main() -> None:
         service = Service(options, build)
         gc.collect()
-        gc.freeze()  # loaded modules are never freed, so garbage collections need not traverse them again
+        gc.freeze()  # loaded modules are permanent, so garbage collections skip them
         await service.serve()
 
     disable_created_metrics()  # type: ignore[no-untyped-call] # unused, and a third of the exposition

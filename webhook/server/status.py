@@ -23,7 +23,7 @@ UNAVAILABLE = 503
 
 @dataclass(slots=True)
 class Readiness:
-    """Readiness for traffic. Files in use passed the self-test when they were loaded."""
+    """Readiness for traffic; files in use need no check, because they passed the self-test when they were loaded."""
 
     not_after: Callable[[], datetime]
     now: Callable[[], datetime]

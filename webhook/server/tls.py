@@ -1,7 +1,7 @@
 """TLS of the server: contexts built from files, replaced while the listener runs.
 
-The listener's own context has no certificate. Each handshake switches to the context in service, so that a new pair
-or a new client CA takes effect completely or not at all, and open connections are not affected.
+The listener's own context has no certificate. Each handshake switches to the context in use, so that a new pair or
+client CA takes effect atomically, and open connections are not affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
-    """Paths of the pair, and of the CA for client certificates if these are required."""
+    """Paths of certificate and key, and of the CA for client certificates if these are required."""
 
     certificate: Path
     key: Path
@@ -49,7 +49,7 @@ def now_utc() -> datetime:
 
 
 class Identities:
-    """Builds identities. An expired certificate is accepted only at start, because it must not replace a valid one."""
+    """Builds identities from files; at start even from an expired certificate, which may not replace a valid one."""
 
     def __init__(self, files: TLSFiles, now: Callable[[], datetime] = now_utc) -> None:
         self._files = files
@@ -87,7 +87,7 @@ class Identities:
 
 
 def server_context(*, asks_clients: bool) -> ssl.SSLContext:
-    """Return a context without certificate: TLS 1.2 or later, no tickets, which would outlive a certificate.
+    """Return a context without certificate: TLS 1.2 or later, no session tickets, as they outlive a certificate.
 
     A client without a certificate passes the handshake and gets an HTTP error, which is easier to diagnose.
     """
