@@ -1,1 +1,1 @@
-"""The `corepin` command: argparse, one module per verb. `pinning` chooses the CPUs."""
+"""The `corepin` command line, with one module per verb. The logic is in `pinning`, `agent`, `webhook` and others."""

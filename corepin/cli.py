@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 # The modules of this package that are verbs, in the order of --help. Each has `add_parser(subparsers)` and
-# `run(args) -> int`, and imports what is heavy in `run` only.
+# `run(args) -> int`, and imports heavy modules in `run` only.
 VERBS = (
     "run.webhook",
     "run.agent",
@@ -68,13 +68,13 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
 
 
 def _refuse(unknown: Sequence[str], command: str) -> None:
-    """Raise CommandFailed for words that the verb does not accept; argparse would only show the usage of `corepin`."""
+    """Raise CommandFailed for arguments that the verb does not accept; argparse would show only corepin's usage."""
     if unknown:
         raise CommandFailed(f"{' '.join(unknown)!r} is not accepted: `{command} --help` lists what is")
 
 
 def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-    """Return the modules of the possible verbs: only the named one, if any, because it starts faster."""
+    """Return the verb modules to import: only that of the given verb, for a faster start, or all if it is none."""
     return [name for name in verbs if [name.rpartition(".")[2]] == list(given[:1])] or verbs
 
 
@@ -97,7 +97,7 @@ def build_parser(verbs: Sequence[str] = VERBS, program: str = COMMAND) -> argpar
 
 
 class _Version(argparse.Action):
-    """Prints the version of the installed distribution."""
+    """argparse action that prints the version of the installed distribution."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version

@@ -57,7 +57,7 @@ class Document:
             yield from self._items(below, entry, item.kind.removesuffix(_LIST))
 
     def _item(self, pointer: str, content: dict[str, Any], kind: str) -> Item:
-        """Return an object with its kind, which the entries of a typed list (PodList) may omit."""
+        """Return an object; entries of a typed list (PodList) may omit their kind, which is then `kind`."""
         list_version = self.content.get("apiVersion") if kind else None
         api_version = self._stated("apiVersion", content, pointer, list_version, "v1")
         stated = self._stated("kind", content, pointer, kind or None, "Pod")
@@ -74,7 +74,7 @@ class Document:
     def _stated(
         self, name: str, content: dict[str, Any], pointer: str, default: str | None, example: str
     ) -> str:
-        """Return a required text of an object; `default` is the list's value for its entries."""
+        """Return a required member of an object as text; entries of a typed list may omit it for `default`."""
         value = content.get(name)
         value = default if value is None else value
         if isinstance(value, str) and value:
@@ -175,12 +175,12 @@ def write_out(text: str) -> None:
 
 def write_error(text: str) -> None:
     """Print text on standard error, escaped for terminals."""
-    if sys.stderr is not None:  # closed by `2>&-`: then print would write into the output instead
+    if sys.stderr is not None:  # None if closed by `2>&-`; print would then write to standard output
         print(harmless(text), file=sys.stderr)
 
 
 def write_painted(text: Painted) -> None:
-    """Print text with corepin's own colours; its other parts were escaped when it was painted."""
+    """Print text with corepin's own colours; other control characters were already escaped in it."""
     if sys.stdout is None:  # closed by `>&-`
         raise CommandFailed("standard output is closed")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -240,7 +240,7 @@ def _parsed(text: str, shown: str) -> list[tuple[int, Any]]:
 
 
 def _as_template(text: str, error: BadYAML) -> str:
-    """Return a hint that the text is a template if a mark precedes the error; else an empty text."""
+    """Return a hint that the text is a template if a template expression precedes the error, else an empty text."""
     marks = (number for number, line in enumerate(text.splitlines(), 1) if _TEMPLATE.search(line))
     line = next(marks, error.line + 1)
     if line > error.line:
@@ -270,5 +270,5 @@ def _shown_value(value: Any) -> str:
 
 
 def _dotted(pointer: str) -> str:
-    """Return a pointer as a field path: items[3]."""
+    """Return a JSON pointer as a field path, such as items[3]."""
     return pointer.removeprefix("/").replace("items/", "items[").replace("/", "].") + "]"

@@ -1,4 +1,4 @@
-"""Error of a command for its user, printed instead of a traceback."""
+"""Error of a command, of which only the message is printed, without a traceback."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def add_optional_flag(parser: argparse._ActionsContainer, flag: str, metavar: st
 
 
 def filled(text: str) -> str:
-    """Return the value of a flag, which must not be empty; an unset shell variable would make it empty."""
+    """Return a flag's value; raise an error if it is empty, as from an unset shell variable."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty: write a name, or leave the flag out")
     return text
@@ -87,7 +87,7 @@ def address(flag: str, text: str, example: str) -> tuple[str, int]:
 
 
 def optional_address(flag: str, text: str, example: str) -> tuple[str, int] | None:
-    """Return a listening address; None if it is off."""
+    """Return a listening address; None for the value `off`."""
     return None if text in {"", "off"} else address(flag, text, f"{example}, or off")
 
 

@@ -38,7 +38,7 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def runtime_endpoint(args: argparse.Namespace) -> Path | None:
-    """Return the socket of a flag with or without `unix://`."""
+    """Return the path of the runtime's socket, which the flag may give with `unix://`; None without the flag."""
     return Path(args.runtime_endpoint.removeprefix("unix://")) if args.runtime_endpoint else None
 
 
@@ -48,7 +48,7 @@ def keeps_topology(args: argparse.Namespace) -> bool:
 
 
 def publishes_near_cpus(args: argparse.Namespace) -> bool:
-    """Return whether the agent publishes the CPUs beside free devices; raise CommandFailed for another value."""
+    """Return whether the agent publishes the free CPUs beside devices; raise CommandFailed for another value."""
     return _is_on("--near-cpus", args.near_cpus)
 
 

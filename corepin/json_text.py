@@ -34,7 +34,7 @@ def read_json(text: str) -> Iterator[tuple[int, Any]]:
         try:
             yield from ((line + at, value) for at, value in read_yaml(document))
         except BadYAML:
-            # Raises the error again, with the right line in its message.
+            # Parse it again behind empty lines, which raises the error with the line number in the file.
             list(read_yaml("\n" * line + document))
             raise
 
@@ -51,7 +51,7 @@ def _spans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _without_pairs(text: str, line: int) -> str:
-    """Return an object with its escaped surrogate pairs replaced by characters, because YAML 1.1 lacks the former."""
+    """Return an object's text with escaped surrogate pairs as characters, because YAML 1.1 has no surrogate pairs."""
     if not _SURROGATE.search(text):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Flags for the webhook's configuration and mutations, shared by the server and the offline commands."""
+"""Flags for the webhook's configuration file and mutations file, shared by server and offline commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_rule_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def rule_files(args: argparse.Namespace) -> tuple[File, File]:
-    """Return configuration and mutations; files that no flag names are optional."""
+    """Return the configuration file and the mutations file; a file without its flag may be absent."""
     from webhook.config.reload import File
 
     def chosen(given: str | None, default: Path) -> File:

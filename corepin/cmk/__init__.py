@@ -1,1 +1,1 @@
-"""`corepin cmk`: the commands of Intel CMK for operators. Containers call the program `cmk` instead (shim/)."""
+"""`corepin cmk`: Intel CMK's commands for operators. Containers call the separate program `cmk` (shim/)."""

@@ -1,4 +1,4 @@
-"""Bindings with rights for the account that CMK's injection gives to pods. Read-only."""
+"""Warnings about role bindings for the service account that injected CMK pods get. Read-only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_RIGHTS: Final = "default"  # account that the webhook never gives to pods
 
 
 def account_warnings(api: Any, account: str) -> Iterator[str]:
-    """Yield a warning about bindings for an account of this name, and one per kind that cannot be listed."""
+    """Yield a warning if role bindings name an account with this name, and one per kind that cannot be listed."""
     if account == _NO_RIGHTS:
         return
     named: list[str] = []
@@ -45,7 +45,7 @@ def _called(kind: str, binding: Any) -> str:
 
 
 def _names(binding: Any, account: str) -> bool:
-    """Return whether a binding has a subject with this account name, in any namespace, or the account's user."""
+    """Return whether a binding's subject is a service account of this name in any namespace, or its user name."""
     for subject in binding.get("subjects") or ():
         name = subject.get("name") or ""
         if subject.get("kind") == "ServiceAccount" and name == account:

@@ -1,4 +1,4 @@
-"""`corepin cmk cluster-init`: print or apply the overlay `cmk` for chosen nodes; idempotent."""
+"""`corepin cmk cluster-init`: print or apply the manifests `cmk` for chosen nodes; idempotent."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the overlay, show what it would change, or apply it and label the nodes."""
+    """Print the manifests, show the changes they would make, or apply them and label the nodes."""
     from corepin.cmk.install import Order, install, show
 
     hosts, place = read_hosts(args.host_list), namespace(args.namespace)
@@ -168,7 +168,7 @@ def _print(order: Order) -> None:
 
 
 def _warn_of_rights(account: str) -> None:
-    """Warn about bindings for the pods' account, which is meant to have no rights."""
+    """Warn about role bindings for the pods' service account, which should have no rights."""
     from corepin.cmk.account_rights import account_warnings
     from corepin.cmk.requests import kube_client
 
@@ -192,7 +192,7 @@ def _print_objects(documents: list[Object], place: str) -> None:
 
 
 def read_hosts(given: str | None) -> tuple[str, ...]:
-    """Return the nodes of a list, none for all; raise CommandFailed for an invalid name."""
+    """Return the node names in a list, an empty tuple for "all"; raise CommandFailed for an invalid name."""
     if given is None:
         return ()
     hosts = tuple(dict.fromkeys(host.strip() for host in given.split(",") if host.strip()))

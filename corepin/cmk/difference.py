@@ -1,4 +1,4 @@
-"""Changes that `cluster-init` would make to numbers, nodes and the agents' pods, as text. Pure."""
+"""Changes that `cluster-init` would make to configurations, node labels and agents, as text lines. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = (AGENT_NODE_LABEL, CPU_GROUP_LABEL)
 
 
 def key_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yield the changes of the ConfigMap's keys."""
+    """Yield the changes of the ConfigMap's keys, with their changed lines."""
     for key in sorted(after):
         old, new = before.get(key), after[key]
         if old != new:
@@ -35,7 +35,7 @@ def key_lines(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[s
 
 
 def choice_lines(before: Choices, after: Choices) -> Iterator[str]:
-    """Yield the changes for all nodes; choices that the installation does not show are not compared."""
+    """Yield the changed installation flags; a flag whose old value is unknown is skipped."""
     for it in fields(Choices):
         old, new = getattr(before, it.name), getattr(after, it.name)
         if old is not None and old != new:

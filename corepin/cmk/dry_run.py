@@ -1,4 +1,4 @@
-"""Results of an installation's requests before they are sent: each object is applied with `dryRun=All`. Read-only."""
+"""Dry run of an installation: apply each object with `dryRun=All`, and report changes and refusals. Read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED: Final = 4  # changed fields named of one object in the output
 REFUSED: Final = 3  # refusals named in one error
 CONFLICT: Final = 409
 MODIFIED: Final = "object has been modified"
-# The API server's words for a webhook of another program that has side effects.
+# The API server's message about another program's webhook that has side effects.
 NO_DRY_RUN: Final = "does not support dry run"
 # Members of the metadata that the API server writes itself.
 WRITTEN: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp"})
@@ -47,9 +47,9 @@ def check_applies(
 ) -> None:
     """Raise CommandFailed if the API server would refuse an object.
 
-    Applied one by one, an object that is refused would leave the installation half changed. Objects whose namespace
-    does not exist yet are new and have no other field managers, so they are left out. Any other answer "not found"
-    is a refusal, such as that of a kind which the API server does not serve.
+    Without this check, a refusal in the middle would leave the installation half changed. Objects in a namespace that
+    does not exist yet are left out: they are new and have no other field managers. Any other answer "not found" is a
+    refusal, for example of a kind that the API server does not serve.
     """
     refusals = [refusal for it in documents if (refusal := _refusal(api, it, path_of(it), query)) is not None]
     if refusals:
@@ -57,7 +57,7 @@ def check_applies(
 
 
 def _refusal(api: Any, it: Object, path: str, query: str) -> Answered | None:
-    """Return the refusal of an object; None if it would be applied, or if only applying it can show that."""
+    """Return the refusal of an object; None if it would be applied, or a dry run cannot tell."""
     try:
         _apply(api, it, path, query)
     except Answered as error:

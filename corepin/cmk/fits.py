@@ -1,4 +1,4 @@
-"""Check whether reported machines can hold their configuration. Pure."""
+"""Check whether machines have enough CPUs for their configuration. Pure."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Machine(NamedTuple):
 
     topology: Topology
     universe: CPUSet
-    kubelets: CPUSet | None = None  # the reserved CPUs, if the kubelet reserves them
+    kubelets: CPUSet | None = None  # reserved CPUs, if they come from the kubelet
 
 
 class Fits(NamedTuple):
     """Result of the check for all nodes."""
 
-    refused: tuple[str, ...] = ()  # reasons why nodes cannot hold their configuration
+    refused: tuple[str, ...] = ()  # why nodes cannot have their configuration, one text per node
     unknown: tuple[str, ...] = ()  # nodes whose CPUs are not published
 
 
 def check_nodes(keys: Mapping[str, str], groups: Mapping[str, str], nodes: Mapping[str, Any]) -> Fits:
-    """Check each node of these groups against its key."""
+    """Check the machine of each node against the configuration of its group; `groups` is by node name."""
     refused, unknown = [], []
     for name, group in sorted(groups.items()):
         if (machine := machine_of(nodes[name])) is None:
@@ -67,7 +67,7 @@ def machine_of(node: Any) -> Machine | None:
 
 
 def _problem(keys: Mapping[str, str], key: str, machine: Machine) -> str:
-    """Return why a machine cannot hold a key; empty if it can."""
+    """Return why the configuration in a key does not fit a machine; empty if it does."""
     if key not in keys:
         return f"{CONFIG_MAP} has no such key: give numbers, or another --cpu-group"
     try:

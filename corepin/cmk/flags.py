@@ -19,7 +19,7 @@ NODE_VARIABLE: Final = "NODE_NAME"  # environment variable in CMK's pods with th
 
 
 def add_obsolete(parser: argparse.ArgumentParser, *flags: str, value: bool = True) -> None:
-    """Add flags of CMK that are accepted without effect; `value`: each takes a value."""
+    """Add flags of CMK that are accepted without effect; with `value` each takes a value."""
     for flag in flags:
         if value:
             parser.add_argument(flag, metavar="...", help=HELP_OBSOLETE)
@@ -40,7 +40,7 @@ def note(text: str) -> None:
 
 
 def name(flag: str, text: str) -> str:
-    """Return a Kubernetes name; raise CommandFailed for anything else."""
+    """Return a flag's value if it is a Kubernetes name; raise CommandFailed otherwise."""
     if not _NAME.fullmatch(text):
         problem = f"{flag}: {text[:60]!r} is not a valid Kubernetes name"
         raise CommandFailed(f"{problem}: write lower-case letters, digits, - and dots, for example node-1")
@@ -53,14 +53,14 @@ def node_name(given: str | None) -> str | None:
 
 
 def cores(flag: str, text: str) -> int:
-    """Return the number of physical cores that a flag has; raise CommandFailed."""
+    """Return a flag's value as a number of physical cores; raise CommandFailed if it is none."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 5):
         raise CommandFailed(f"{flag}: {text[:60]!r} is not a number of cores: write for example 4")
     return int(text)
 
 
 def mode(flag: str, text: str) -> str:
-    """Return the order in which cores are taken from sockets."""
+    """Return a flag's value if it is an order in which cores are taken from sockets; raise CommandFailed otherwise."""
     if text not in {"packed", "spread"}:
         problem = f"{flag}: {text[:60]!r} is unknown"
         raise CommandFailed(f"{problem}: write packed (one socket after the other) or spread (in turns)")
@@ -68,7 +68,7 @@ def mode(flag: str, text: str) -> str:
 
 
 def listed_cores(flag: str, text: str) -> str:
-    """Return a list of cores, empty for CMK's -1; raise CommandFailed for anything else."""
+    """Return a flag's list of cores, empty for CMK's -1; raise CommandFailed for an invalid list."""
     from pinning.errors import BadCPUList
     from pinning.machine.cpuset import CPUSet
 
@@ -81,7 +81,7 @@ def listed_cores(flag: str, text: str) -> str:
 
 
 def reserved_cpus(text: str | None) -> str | None:
-    """Return a list of reserved CPUs, None if the flag is not given; raise CommandFailed for anything else."""
+    """Return the list of reserved CPUs, None if the flag is not given; raise CommandFailed for an invalid list."""
     if text is None:
         return None
     cpus = listed_cores("--reserved-cpus", text) if text.strip() != "-1" else ""

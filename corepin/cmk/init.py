@@ -1,4 +1,4 @@
-"""`corepin cmk init --dry-run`: pools of a machine for CMK's numbers."""
+"""`corepin cmk init --dry-run`: print the pools that CMK's flags would create on a machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the pools that the flags make of a machine."""
+    """Print the pools that the flags create on a machine."""
     from corepin.offline.plan import read_machine
     from pinning.errors import PinningError
 
@@ -81,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_flags(problem: str) -> str:
-    """Return an error message with the flag in place of a configuration key."""
+    """Return an error message in which flags replace the names of configuration keys."""
     key, _, why = problem.partition(": ")
     return f"{FLAGS[key]}: {why}" if key in FLAGS else problem
 
 
 def pools_text(topology: Topology, config: NodeConfig) -> str:
-    """Return the pools of an idle machine; raise PinningError if the numbers do not fit."""
+    """Return the pools of a machine without pods as text; raise PinningError if the numbers do not fit."""
     from pinning.cmk.pools import CMKNode, cmk_pools, cmk_yaml
     from pinning.planning.ledger import Ledger
     from pinning.planning.node_sets import check_machine, node_sets

@@ -1,4 +1,4 @@
-"""Server-side apply of an installation and its node labels; idempotent, with the changes shown first."""
+"""Server-side apply of an installation and its node labels; idempotent; the changes are printed first."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Objects and labels to apply, and the changes they make."""
+    """Objects and labels to apply, and the resulting changes as text."""
 
     documents: list[Object]
     labels: Mapping[str, Mapping[str, str | None]]  # labels to set on each node; None: to remove
     lines: tuple[str, ...]  # the changes as text
     choices: Choices
-    has_new_numbers: bool  # whether nodes on which agents may run get other numbers
+    has_new_numbers: bool  # whether the configuration of nodes on which agents may run changes
 
 
 def show(order: Order) -> bool:
@@ -65,10 +65,10 @@ def show(order: Order) -> bool:
 
 
 def install(order: Order, *, force: bool) -> str:
-    """Apply everything, then label the nodes; return the account of injected pods.
+    """Apply all objects, then label the nodes; return the service account of injected pods.
 
-    First check the agents' namespace, the nodes' CPUs and by a dry run every object, and print the changes. The
-    namespace gets corepin's label only if this command creates it, or if it has the label already.
+    Before that, check the agents' namespace, the nodes' CPUs and, by a dry run, every object, and print the changes.
+    The namespace gets corepin's label only if this command creates it, or if it has the label already.
     """
     query = f"fieldManager={MANAGER}{'&force=true' if force else ''}"
     with kube_client() as api:
@@ -92,13 +92,13 @@ def install(order: Order, *, force: bool) -> str:
 
 
 def _marked(documents: list[Object], found: Found, namespace: str) -> list[Object]:
-    """Return the objects, with corepin's label on the namespace if it did not exist or has the label."""
+    """Return the objects, with corepin's label on the Namespace if it is new or corepin created it."""
     is_ours = not found.exists or found.is_created_by_us or namespace == AGENT_NAMESPACE
     return marked(documents, namespace) if is_ours else documents
 
 
 def _prepare(api: Any, order: Order) -> Work:
-    """Return the work; raise CommandFailed for numbers that a node cannot hold."""
+    """Return objects, labels and changes to apply; raise CommandFailed for numbers that do not fit a node."""
     nodes = {node["metadata"]["name"]: node for node in send(api, "GET", NODES)["items"]}
     labels = {name: node["metadata"].get("labels") or {} for name, node in nodes.items()}
     chosen = chosen_nodes(nodes.values(), order.hosts)
@@ -110,7 +110,7 @@ def _prepare(api: Any, order: Order) -> Work:
     before = {name: labels[name].get(CPU_GROUP_LABEL, "") for name in chosen}
     planned = plan_numbers(order.wanted, keys, config["data"][KEY], before)
     config["data"] = dict(planned.keys)
-    if installed:  # so that a key which another client writes at the same time is kept
+    if installed:  # so that the write fails if another client has changed a key since
         config["metadata"]["resourceVersion"] = installed.version
     _check_fit(planned, _others(planned, installed, labels), nodes)
     wanted = {name: _labels(group, before[name]) for name, group in planned.groups.items()}
@@ -126,7 +126,7 @@ def _prepare(api: Any, order: Order) -> Work:
 def _others(
     planned: Planned, installed: Installed | None, labels: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """Return the groups of other nodes with an agent whose numbers change too."""
+    """Return, by name, the groups of nodes that were not chosen and whose configuration changes too."""
     was = installed.keys if installed else {}
     with_agent = {
         name: its.get(CPU_GROUP_LABEL, "")
@@ -141,7 +141,7 @@ def _others(
 
 
 def _check_fit(planned: Planned, others: Mapping[str, str], nodes: Mapping[str, Any]) -> None:
-    """Raise CommandFailed for a node that cannot hold its numbers; warn if its CPUs are not published."""
+    """Raise CommandFailed if numbers do not fit a node; print a note if a node's CPUs are not published."""
     fits = check_nodes(planned.keys, {**others, **planned.groups}, nodes)
     if fits.refused:
         more = f"; and {len(fits.refused) - NAMED} nodes more" if len(fits.refused) > NAMED else ""
@@ -164,7 +164,7 @@ def _word(name: str, value: str | None) -> str:
 
 
 def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = False) -> tuple[str, ...]:
-    """Return the named nodes, else the schedulable ones or with `every` all; raise CommandFailed for none."""
+    """Return the nodes in `hosts`, otherwise all schedulable ones (with `every` all); raise CommandFailed for none."""
     found = {node["metadata"]["name"]: node for node in nodes}
     for host in hosts:
         if host not in found:

@@ -1,4 +1,4 @@
-"""The present installation, whose settings `cluster-init` keeps unless a flag changes them."""
+"""The existing installation, whose settings `cluster-init` keeps unless a flag changes them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TAINT: Final = "COREPIN_TAINT"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An installation as the API server has it."""
+    """An installation as read from the API server."""
 
-    choices: Choices  # a choice is None if the objects do not show it
+    choices: Choices  # a choice is None if it cannot be read from the objects
     keys: Mapping[str, str]  # keys and values of the agents' ConfigMap
     version: str  # resourceVersion of this ConfigMap
 
@@ -36,13 +36,13 @@ def read_installed(api: Any, namespace: str) -> Installed | None:
 
 
 def chosen_over(flags: Choices, installed: Choices) -> Choices:
-    """Return the flags, completed by the installation's choices."""
+    """Return the flags; those not given have the installation's values."""
     said = {it.name: getattr(flags, it.name) for it in fields(Choices)}
     return replace(installed, **{name: value for name, value in said.items() if value is not None})
 
 
 def _of_agents(daemon_set: Any) -> Choices:
-    """Return the choices shown by the agents' DaemonSet; after manual changes some may be missing."""
+    """Return the choices read from the agents' DaemonSet; None for those that manual changes have removed."""
     if daemon_set is None:
         return Choices()
     pod = daemon_set["spec"]["template"]["spec"]
@@ -60,7 +60,7 @@ def _of_agents(daemon_set: Any) -> Choices:
 
 
 def _account(webhook: Any) -> str | None:
-    """Return the account in the webhook's mutations."""
+    """Return the service account in the webhook's mutations file; None if it has none."""
     try:
         ((_, content),) = read_yaml(webhook["data"]["mutations.yaml"])
         account = content["mutations"]["perPod"]["spec"]["serviceAccountName"]

@@ -133,7 +133,7 @@ def script(found: Iterable[Leftover], nodes: Sequence[Any]) -> str:
 
 
 def _not_over(nodes: Sequence[Any]) -> Iterator[str]:
-    """Yield a warning while CMK still runs on nodes and uses its objects."""
+    """Yield a warning if CMK still runs on nodes, which need its objects."""
     if nodes:
         names = ", ".join(node["metadata"]["name"] for node in nodes[:_NAMES_A_LINE])
         more = ", ..." if len(nodes) > _NAMES_A_LINE else ""

@@ -44,7 +44,7 @@ def add_parser(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or that nothing is left; raise CommandFailed if a kind cannot be read."""
+    """Print the commands that delete leftovers, or that there are none; raise CommandFailed for an unreadable kind."""
     with kube_client() as api:
         found, nodes, unread = find(api)
     if found or nodes:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
     """Return CMK's objects, the nodes with its label, taint or resources, and the API server's refusals.
 
-    Nodes with an agent are left out, because the agent writes these.
+    Nodes with an agent are left out, because the agent writes the same label, taint and resources.
     """
     unread: list[str] = []
     agents = {AGENT_NAMESPACE, *_agent_namespaces(api)}
@@ -94,7 +94,7 @@ def _objects(api: Any, agents: set[str], unread: list[str]) -> Iterator[Leftover
 
 
 def _named() -> Iterator[tuple[str, str]]:
-    """Yield list paths with a field selector for one name, in all namespaces, and the resource."""
+    """Yield pairs of a list path, with a field selector for one name in all namespaces, and the resource."""
     for root, plural, names in (*CLUSTER, *NAMED):
         for name in names:
             yield f"/{root}/{plural}?fieldSelector=metadata.name%3D{name}", plural
@@ -110,7 +110,7 @@ def _is_controlled(it: Any) -> bool:
 
 
 def _read(api: Any, path: str, unread: list[str]) -> Iterator[Any]:
-    """Yield objects that corepin did not install; record a refusal; none for an unknown kind."""
+    """Yield the objects of a list that corepin did not install; append a refusal to `unread`; skip an unknown kind."""
     try:
         yield from (it for it in pages(api, path) if not is_installed_by_corepin(it))
     except Answered as error:

@@ -1,6 +1,7 @@
-"""Namespaces allowed for `corepin cmk cluster-init --namespace`: those without objects of others.
+"""Namespaces allowed for `corepin cmk cluster-init --namespace`: those without objects of other programs.
 
-The webhook skips every pod of the agents' namespace, and the policies refuse every account in it.
+Others are refused because the webhook skips every pod of the agents' namespace, and the admission policies refuse
+writes of every account in it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Found(NamedTuple):
-    """Whether the namespace exists before anything is applied, and whether corepin created it."""
+    """Whether the namespace exists before the installation, and whether corepin created it."""
 
     exists: bool
     is_created_by_us: bool = False
@@ -62,7 +63,7 @@ def namespace(text: str) -> str:
 
 
 def namespace_name(text: str) -> str:
-    """Return a namespace; raise CommandFailed if it is not a DNS label."""
+    """Return a namespace name; raise CommandFailed if it is not a DNS label."""
     if not _LABEL.fullmatch(text):
         problem = f"--namespace: {text[:60]!r} is not a valid namespace name"
         raise CommandFailed(f"{problem}: write up to 63 lower-case letters, digits and -, for example agents")
@@ -72,7 +73,7 @@ def namespace_name(text: str) -> str:
 def without_namespace(documents: Iterable[Object], name: str) -> list[Object]:
     """Return the objects to print: with the Namespace only if it has corepin's default name.
 
-    The printed objects may be given to `kubectl delete -f -`.
+    Users may pass the printed objects to `kubectl delete -f -`, which would delete a namespace of theirs.
     """
     return [it for it in documents if name == AGENT_NAMESPACE or not is_namespace(it, name)]
 
@@ -83,7 +84,7 @@ def is_namespace(it: Object, name: str) -> bool:
 
 
 def marked(documents: Iterable[Object], name: str) -> list[Object]:
-    """Return the objects, with the label for created namespaces on the agents' one."""
+    """Return the objects, with the label "created by corepin" on the agents' Namespace."""
     return [_marked(it) if is_namespace(it, name) else it for it in documents]
 
 
@@ -107,7 +108,7 @@ def check(api: Any, name: str) -> Found:
 
 
 def is_created_by_us(shown: Object) -> bool:
-    """Return whether a Namespace has the label of `cluster-init`."""
+    """Return whether a Namespace has the label that `cluster-init` sets on those it creates."""
     return (shown["metadata"].get("labels") or {}).get(CREATED_BY) == CREATED_BY_CLUSTER_INIT
 
 
@@ -127,7 +128,7 @@ def first_of_others(api: Any, name: str) -> str:
 def create(api: Any, name: str) -> None:
     """Create the namespace with corepin's label; raise CommandFailed if another client has created it since.
 
-    Apply would put the label on a namespace that another client has created since the check.
+    Create is used, because apply would also set the label on a namespace that another client has created.
     """
     labels = {CREATED_BY: CREATED_BY_CLUSTER_INIT}
     metadata = {"name": name, "labels": labels}
@@ -164,7 +165,7 @@ def _first(api: Any, path: str, what: str) -> list[Any]:
 
 
 def _ask(api: Any, path: str, what: str, accept: str = JSON) -> Any:
-    """Return an answer; if it is refused, raise CommandFailed saying that nothing was changed."""
+    """Return the answer to a GET; if it is refused, raise CommandFailed saying that nothing was changed."""
     try:
         return send(api, "GET", path, accept=accept)
     except Answered as error:

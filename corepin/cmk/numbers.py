@@ -1,7 +1,7 @@
-"""Configuration of each node: the keys of the agents' ConfigMap, and the group of each node. Pure.
+"""Configuration of each node: the keys of the agents' ConfigMap, and the CPU group of each node. Pure.
 
-Numbers for all hosts go to `config.yaml`; later numbers for some hosts go to a group. Values without a flag stay as
-installed, including manual changes.
+Numbers of cores for all hosts are written to `config.yaml`; later numbers for some hosts are written to a group's key.
+Values without a flag are kept as installed, including manual changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CMK_POOLS: Final[Config] = {
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Flags for a node's cores; None if not given."""
+    """Flags for the numbers of a node's cores; None if not given."""
 
     exclusive_cores: int | None = None
     shared_cores: int | None = None
@@ -79,7 +79,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The numbers that a command asks for, and for which nodes."""
+    """The numbers of cores that a command sets, and the group for its nodes."""
 
     numbers: Numbers = Numbers()
     group: str = ""  # name of the group for the chosen nodes; empty: corepin chooses one
@@ -89,7 +89,7 @@ class Wanted:
 def plan_numbers(
     wanted: Wanted, installed: Mapping[str, str] | None, shipped: str, nodes: Mapping[str, str]
 ) -> Planned:
-    """Return all keys, and the group of each of the chosen `nodes`, given by name with their present group.
+    """Return the ConfigMap's keys and the groups of the chosen nodes; `nodes` has the present group of each by name.
 
     `installed` are the cluster's keys, None before the first installation; `shipped` is the overlay's
     configuration. Keys of groups without a chosen node are not read.
@@ -131,13 +131,13 @@ def _base(keys: Mapping[str, str], group: str) -> Config:
 
 
 def _put(keys: dict[str, str], key: str, config: Config) -> None:
-    """Set a key, unless its present text has the same meaning."""
+    """Set a key to a configuration, unless its present text already has this meaning."""
     if key not in keys or read_key(keys, key) != config:
         keys[key] = write_yaml([config])
 
 
 def _group_for(keys: dict[str, str], group: str, numbers: Numbers) -> str:
-    """Return the group for a node with changed numbers; set its key."""
+    """Return the group for nodes of `group` with changed numbers, and set its key."""
     before = _base(keys, group)
     config = numbers.over(before)
     if config == before and key_of(group) in keys:

@@ -1,4 +1,4 @@
-"""The overlay `cmk` of manifests/ with the choices of `cluster-init`. Pure except for reading one file."""
+"""The objects of the overlay manifests/cmk with the choices of `cluster-init`. Pure except for reading one file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CMK: Final = Choices("", "IfNotPresent", "", "/opt/bin", "cmk-serviceaccount", h
 def overlay(choices: Choices, namespace: str = AGENT_NAMESPACE) -> list[Object]:
     """Return the objects in apply order; the agents run on nodes with the label AGENT_NODE_LABEL.
 
-    `choices` are complete; the agents' configuration is the shipped one.
+    Every choice must be set; the agents' configuration is the default one of the overlay.
     """
     text = FILE.read_text(encoding="utf-8")
     named = text.replace(SYSTEM_MARK, SYSTEM_NAMESPACE).replace(AGENT_MARK, namespace)

@@ -1,4 +1,4 @@
-"""Requests to the cluster with the kubeconfig; a refusal is an error with its status code."""
+"""Requests to the API server with the kubeconfig; a refusal raises an error with its status code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corepin cmk uninstall`: remove the agents from some nodes or all, with everything they wrote there."""
+"""`corepin cmk uninstall`: remove the agents from some or all nodes, with everything that they wrote there."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
-    """Return the commands that remove the rest; `is_ours`: corepin may delete the namespace."""
+    """Return the commands by which users delete the remaining objects; `is_ours`: also the namespace."""
     delete = "kubectl delete --ignore-not-found -f -"
     lines = []
     chosen = "" if namespace == AGENT_NAMESPACE else f" --namespace={namespace}"
@@ -136,10 +136,10 @@ def reset_pod(daemon_set: Object, node: str) -> Object:
 
 
 def _is_ours(api: Any, namespace: str) -> bool:
-    """Return whether corepin created the namespace by its label, and it has no objects of others.
+    """Return whether the namespace has corepin's label, and no objects of other programs.
 
-    Users may be allowed to label their own namespace, so the label alone is not enough. If the API server refuses
-    an answer the result is False.
+    Users may be allowed to label their own namespace, so the label alone is not enough. Returns False if the API server
+    refuses a request.
     """
     try:
         shown = send(api, "GET", f"/api/v1/namespaces/{namespace}")
@@ -193,7 +193,7 @@ def _wait(api: Any, path: str, node: str) -> None:
 
 
 def _left(namespace: str, node: str) -> tuple[str, ...]:
-    """Return the objects that agents may write but not delete."""
+    """Return the paths of a node's objects that agents may write but not delete."""
     reports = f"/apis/{CMK_GROUP_VERSION}/namespaces/{namespace}"
     return (
         f"/api/v1/namespaces/{namespace}/configmaps/{CMK_CONFIG_MAP_PREFIX}{node}",
@@ -202,6 +202,6 @@ def _left(namespace: str, node: str) -> tuple[str, ...]:
 
 
 def _delete(api: Any, path: str) -> None:
-    """Delete an object that may not exist."""
+    """Delete an object if it exists."""
     with suppress(Answered):
         send(api, "DELETE", path)

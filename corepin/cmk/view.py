@@ -1,4 +1,4 @@
-"""The node that CMK's commands show: from the agent of this machine, or from the objects that it wrote."""
+"""The node for CMK's report commands, read from this machine's agent, or from objects in the API server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_view_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read_view(args: argparse.Namespace) -> View:
-    """Return the node that the flags select."""
+    """Return the view of the node that the flags select."""
     if args.node:
         return _of_cluster(args.node, args.namespace)
     return view_of_state(read_state(args.socket))
@@ -125,7 +125,7 @@ def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report
 
 
 def _numbered(pools: Mapping[str, Lists]) -> dict[str, Lists]:
-    """Return pools with process ids as numbers, which are quoted in CMK's YAML."""
+    """Return pools with process ids as numbers; in CMK's YAML they are strings."""
     return {
         pool: {
             socket: {cpus: [int(holder) for holder in holders] for cpus, holders in lists.items()}

@@ -1,4 +1,4 @@
-"""Facts of ResourceClaims for `corepin doctor`: host folders, and drivers and classes in the API server."""
+"""Facts about ResourceClaims for `corepin doctor`: host folders, and drivers and classes in the API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUP = "/apis/resource.k8s.io/v1"
 
 
 def claim_facts(args: argparse.Namespace, node: str | None) -> ClaimFacts:
-    """Return the facts of claims of this machine; those of the cluster only if its node's name is known."""
+    """Return the facts about claims on this machine; with those of the cluster if the node's name is known."""
     from agent.doctor.claims import NOT_WANTED, ClaimFacts
 
     if args.dra != "on":
@@ -59,7 +59,7 @@ def _cluster(node: str, context: str | None) -> ClusterFacts:
 
 
 def _drivers(slices: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the CPUs that each driver of CPUs publishes: only the newest generation of a pool counts."""
+    """Return the number of CPUs that each CPU driver publishes in the newest generation of its pools."""
     found: dict[str, int] = {}
     newest: dict[tuple[str, str], int] = {}
     for spec in (item["spec"] for item in slices):
@@ -77,7 +77,7 @@ def _drivers(slices: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _pool(spec: Mapping[str, Any]) -> tuple[tuple[str, str], int]:
-    """Return the driver and the pool of a slice, and the generation of the pool."""
+    """Return the pool of a slice, as driver and pool name, and the pool's generation."""
     pool = spec.get("pool") or {}
     return (spec["driver"], pool.get("name") or ""), pool.get("generation") or 0
 

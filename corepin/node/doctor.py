@@ -118,7 +118,7 @@ def _facts(args: argparse.Namespace) -> Facts:
 
 
 def _groups(config: Path) -> frozenset[str] | None:
-    """Return the groups of nodes with a configuration; None outside of the agent's pod, where none is mounted."""
+    """Return the node groups that have a configuration file; None outside of the agent's pod, without such files."""
     from pinning.planning.cpu_groups import groups_among
 
     try:
@@ -139,7 +139,7 @@ def _state(socket: str) -> tuple[AgentState | None, str]:
 
 
 def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: dict[str, str]) -> Facts:
-    """Add the API server's facts about the node, if it can be reached."""
+    """Return the facts, completed by those about the node in the API server if that can be reached."""
     from corepin.node.kube_node import read_node
     from pinning.errors import BadQuantity
 
@@ -160,7 +160,7 @@ def _with_cluster(facts: Facts, node: str | None, context: str | None, missing: 
 
 
 def _allocatable(node: KubeNode) -> int:
-    """Return the CPUs that the scheduler may place, in thousandths; raise CommandFailed and BadQuantity."""
+    """Return the node's allocatable CPU in millicores; raise CommandFailed and BadQuantity."""
     from pinning.pods.quantity import millicores
 
     amount = node.allocatable.get("cpu")
@@ -170,7 +170,7 @@ def _allocatable(node: KubeNode) -> int:
 
 
 def _numa(node: str | None, context: str | None) -> NUMAFacts:
-    """Return the API server's facts about the node's NUMA nodes."""
+    """Return the content of the node's NodeResourceTopology, or why it cannot be read."""
     from agent.doctor.numa import NUMAFacts, ZoneFacts
     from corepin.node.kube_node import read_topology
 
@@ -194,7 +194,7 @@ def _numa(node: str | None, context: str | None) -> NUMAFacts:
 
 
 def _near(node: str | None, context: str | None) -> NearFacts:
-    """Return the CPUs beside devices that the node publishes."""
+    """Return the counts of CPUs beside devices that the Node publishes, or why they cannot be read."""
     from agent.doctor.near import NearFacts
     from corepin.node.kube_node import read_node
 
@@ -209,7 +209,7 @@ def _near(node: str | None, context: str | None) -> NearFacts:
 
 
 def _watched_seconds(args: argparse.Namespace) -> float:
-    """Return the seconds for which threads are watched: with --noise those of the noise measurement."""
+    """Return for how many seconds threads are watched: with --noise, the time of the noise measurement."""
     if args.noise is not None:
         return _seconds("--noise", args.noise)
     return _seconds("--seconds", args.seconds)
@@ -248,7 +248,7 @@ def _text(checks: tuple[Check, ...]) -> str:
 
 
 def _lines(check: Check, width: int) -> Iterator[str]:
-    """Yield an observation, and its remedy below."""
+    """Yield the lines of a check's result, with the remedy below."""
     yield from wrap(
         # Escaped, because processes choose the names of their threads and cgroups.
         plain(f"{check.subject}: {check.message}"),

@@ -76,7 +76,7 @@ class KubeconfigAccess:
 
     @property
     def proxy(self) -> str | None:
-        """The kubeconfig's `proxy-url`, else the environment's proxy; raise CommandFailed for an unsupported kind."""
+        """The kubeconfig's `proxy-url`, else the environment's proxy; raises CommandFailed for an unsupported kind."""
         from kubernetes.client.rest import should_bypass_proxies
 
         proxy = self.settings.proxy
@@ -122,7 +122,7 @@ class _Context(ssl.SSLContext):
 
     @classmethod
     def named(cls, server_name: str | None) -> _Context:
-        """Return a context that verifies its peer by this name; by the address's name if it is None."""
+        """Return a TLS context that verifies the server by this name; if it is None, by the host in the URL."""
         context = cls(ssl.PROTOCOL_TLS_CLIENT)
         context.server_name = server_name
         return context
@@ -135,18 +135,18 @@ class _Context(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Start a TLS connection of asyncio."""
+        """Start a TLS connection of asyncio with the context's server name."""
         name = self.server_name or server_hostname
         return super().wrap_bio(incoming, outgoing, server_side, name, session)
 
     def wrap_socket(self, *args: Any, **more: Any) -> ssl.SSLSocket:
-        """Start a TLS connection of a socket."""
+        """Start a TLS connection on a socket with the context's server name."""
         name = {"server_hostname": self.server_name} if self.server_name else {}
         return super().wrap_socket(*args, **{**more, **name})
 
 
 def kube_settings(context: str | None) -> Any:
-    """Return the settings of a kubeconfig; nothing is cached."""
+    """Return the client settings in a kubeconfig; the file is read at each call."""
     from kubernetes import client, config
 
     settings = client.Configuration()
@@ -154,7 +154,7 @@ def kube_settings(context: str | None) -> Any:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             kubeconfig(), context=context, client_configuration=settings
         )
-        urlsplit(settings.host)  # raises ValueError, as it would when it is used
+        urlsplit(settings.host)  # raises ValueError for an invalid URL
     return settings
 
 
@@ -185,10 +185,10 @@ def is_in_a_pod() -> bool:
 
 
 def kubeconfig() -> str:
-    """Return the path of the kubeconfig, or several, as in kubectl."""
+    """Return the path of the kubeconfig, or several paths with colons, as kubectl does."""
     return os.environ.get("KUBECONFIG") or DEFAULT_KUBECONFIG
 
 
 def no_cluster(error: Exception) -> CommandFailed:
-    """Return the error of a command without access to a cluster."""
+    """Return the error for a command that has no access to a cluster."""
     return CommandFailed(f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or log in")

@@ -31,7 +31,7 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
-    """Return the object at a path; raise CommandFailed naming `what` was requested."""
+    """Return the object at an API path; raise CommandFailed, with `what` as the object's name in the message."""
     with cluster_client(context, TIMEOUT_SECONDS) as client:
         answer = client.get(path, params=query, headers={"accept": "application/json"})
     if answer.status_code != OK:
@@ -44,7 +44,7 @@ def get(path: str, what: str, context: str | None = None, **query: str) -> Any:
 
 
 def read_object(body: bytes) -> Any:
-    """Return a decoded object; users may write broken UTF-8 and thousands of brackets into `managedFields`."""
+    """Return a decoded object, even with invalid UTF-8 and deep nesting, which users may write into `managedFields`."""
     text = body.decode(errors="replace")
     try:
         return parse_json(text)

@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def add_ways(parser: argparse._ActionsContainer) -> None:
-    """Add the flags for repetition and colour."""
+    """Add the flags for repeated output and for colour."""
     parser.add_argument("--watch", action="store_true", help="redraw at each change, until Ctrl-C")
     add_output_flag(parser, "JSON")
 
@@ -90,7 +90,7 @@ def _local_view(socket: str) -> NodeView:
 
 
 def _local_state(socket: str) -> Any:
-    """Return the agent's state with every member, known or not."""
+    """Return the agent's state as decoded JSON, with members that this version does not know."""
     try:
         return parse_json(read_state(socket))
     except BadJSON as error:
@@ -135,7 +135,7 @@ def _indented(texts: tuple[str, ...], width: int) -> Iterator[str]:
 
 
 def _watch(look: Callable[[], Painted], seconds: float) -> None:
-    """Show a text whenever it changes; report and retry a node that does not answer."""
+    """Print the drawing whenever it changes; if the node does not answer, report that and retry."""
     shown = Painted("")
     with _screen() as show:
         while True:

@@ -37,7 +37,7 @@ class NodeView:
     containers: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     start: str = ""  # how new containers get their CPUs
-    caches: str = ""  # whether claims keep to one last-level cache
+    caches: str = ""  # text: whether claims get CPUs of one last-level cache
     near: str = ""  # free CPUs beside devices, if these are counted
 
 
@@ -104,7 +104,7 @@ def _of_annotations(node: str, topology: Topology, pools: Pools) -> NodeView:
 
 
 def _caches(sets: Sets, *, observes: bool) -> str:
-    """Return whether claims keep to one last-level cache; earlier agents do not report it."""
+    """Return a text on whether claims get CPUs of one last-level cache; empty if the agent does not report that."""
     if observes or sets.align_uncore is None:
         return ""
     if sets.align_uncore:
@@ -159,7 +159,7 @@ def _machine(vm: Machine) -> Iterator[str]:
 
 
 def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
-    """Yield the CPUs of a container, with the evidence from the kernel."""
+    """Yield texts about the CPUs of a container, assigned and as read from the kernel."""
     others = container.shared_cpus
     # Containers without a claim run on the CPUs of the pod's machine, which others of the pod may own.
     where = f"{container.policy} on CPUs" if container.policy else "shared CPUs"
@@ -184,7 +184,7 @@ def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
 
 
 def _disturbances(container: Container) -> Iterator[str]:
-    """Yield the noise that is kept off a container's CPUs, and the noise that is not."""
+    """Yield texts on whether a container's CPUs are kept quiet, and on the noise counted there."""
     if container.quiet:
         yield f"{'other ' * bool(container.kept)}interrupts kept off"
     if container.not_proven:
@@ -216,7 +216,7 @@ def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:
 
 
 def _noise(noise: Noise) -> Iterator[str]:
-    """Yield a container's disturbances per second, and the reason for each count that is unknown."""
+    """Yield the counted noise of a container per second, and the reason for each unknown count."""
     if noise.kind:
         yield f"{noise_words(noise.kind)} since {noise.since}"
     counts = {
@@ -235,7 +235,7 @@ def _noise(noise: Noise) -> Iterator[str]:
 
 
 def _uncounted_execs(state: AgentState) -> Iterator[str]:
-    """Yield why processes that enter by exec are not counted, because none are shown above."""
+    """Yield the reason why processes that enter containers by exec are not counted, if they are not."""
     if state.execs_reason:
         yield f"processes that enter by exec are not counted: {state.execs_reason}"
 
@@ -277,7 +277,7 @@ def _troubles(state: AgentState) -> Iterator[str]:
 
 
 def _undone(quiet: Quiet) -> Iterator[str]:
-    """Yield the values on quiet CPUs that another program keeps changing back."""
+    """Yield a text for each interrupt or kernel setting of quiet CPUs that another program keeps changing back."""
     for name in quiet.conflicts:
         cause = "another program moved it back three times, and the agent does not correct it for now"
         yield f"interrupt {name}: {cause}: stop that program, or ban the quiet CPUs in its configuration"

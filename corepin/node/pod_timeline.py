@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from published.pod_status import Container
 
 _TO_SECONDS: Final = len("2026-11-20T10:00:00")
-# Order of entries with the same second, from cause to effect.
+# Order of the stages of entries within the same second, from cause to effect.
 _STAGES: Final = ("claim", "admission", "node", "devices", "start", "decision", "refusal", "event", "proof")
 _GUARD: Final = (
     "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
@@ -37,7 +37,7 @@ _OF_REASONS: Final = {
 
 
 class Entry(NamedTuple):
-    """One thing that happened to a pod: when, in which stage, and what."""
+    """One entry of a pod's timeline: time, stage and message."""
 
     time: str  # time in UTC with seconds; empty: unknown
     stage: str
@@ -67,12 +67,12 @@ def timeline_of(
 
 
 def agent_status(pod: Mapping[str, Any]) -> PodStatus | None:
-    """Return the status annotation of a pod; None if it is absent or damaged. Raise AnotherVersion for another version."""
+    """Return a pod's status annotation; None if it is absent or damaged; raise AnotherVersion for another version."""
     text = (pod["metadata"].get("annotations") or {}).get(STATUS_CPUS)
     try:
         return decode(PodStatus, text) if text else None
     except AnotherVersion as problem:
-        if problem.version is None:  # without the admission policies any user can write this annotation
+        if problem.version is None:  # damaged: any user may write it without admission policies
             return None
         raise
 
@@ -104,7 +104,7 @@ def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _named_claims(pod: Mapping[str, Any], claims: PodClaims) -> Iterator[str]:
-    """Yield the ResourceClaims that containers name; a pod does not say which of them are for CPUs."""
+    """Yield the names of the ResourceClaims of containers, which may be for CPUs or for other devices."""
     for use in claim_uses(cast("Pod", pod), claims):
         names = sorted({it.claim for it in use.requests})
         yield f"{use.container} names ResourceClaim{'s' * (len(names) != 1)} {listed(names)}"
@@ -115,7 +115,7 @@ def _named_claims(pod: Mapping[str, Any], claims: PodClaims) -> Iterator[str]:
 
 
 def _budget(claims: PodClaims) -> str:
-    """Return the slices and the pool of a pod's budget."""
+    """Return a text with the slices and the pool of a pod's budget."""
     cpus, pool = claims.budget.cpus if claims.budget else 0, claims.pool
     slices = [f"{claim.count} for {claim.container}" for claim in claims.slices]
     users = ", ".join(user.container for user in pool.pool.users) if pool and pool.pool else ""
@@ -143,7 +143,7 @@ def _wish(claim: Claim) -> str:
 
 
 def _admission(pod: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield what the webhook has visibly added to the pod."""
+    """Yield entries about the fields that the webhook has added to the pod."""
     time = pod["metadata"].get("creationTimestamp") or ""
     annotations = pod["metadata"].get("annotations") or {}
     if CMK_INJECTED in annotations:
@@ -170,7 +170,7 @@ def _starts(pod: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _events(events: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
-    """Yield corepin's events, and warnings of any source."""
+    """Yield entries for corepin's events, and for warnings of any source."""
     for event in events:
         is_ours = (event.get("source") or {}).get("component") == PRODUCT
         if is_ours or event.get("type") == "Warning":
@@ -187,7 +187,7 @@ def _time(event: Mapping[str, Any]) -> str:
 
 
 def _resource_claims(pod: Mapping[str, Any], status: PodStatus, now: datetime | None) -> Iterator[Entry]:
-    """Yield the ResourceClaims of a pod that hold CPUs."""
+    """Yield entries about the ResourceClaims of a pod that hold CPUs."""
     for claim in status.claims:
         facts = resource_claim_words(claim, now)
         name = f"{pod['metadata']['namespace']}/{claim.name}"
@@ -195,7 +195,10 @@ def _resource_claims(pod: Mapping[str, Any], status: PodStatus, now: datetime | 
 
 
 def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield the decision about each container, unless an event shows it still: the API server deletes old events."""
+    """Yield the decision about each container, unless an entry in `recorded` already has it.
+
+    Such entries come from events, which the API server deletes after an hour.
+    """
     for name, container in status.containers.items():
         if not container.policy:
             continue
@@ -225,7 +228,7 @@ def _decisions(status: PodStatus, recorded: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _devices(status: PodStatus) -> Iterator[Entry]:
-    """Yield when the agent asked for the devices of each container, and when it knew them."""
+    """Yield entries for when the agent asked for each container's devices, and when the kubelet named them."""
     for name, container in status.containers.items():
         if container.devices_asked:
             message = f"the agent asked the kubelet for the devices of {name}"
@@ -235,7 +238,7 @@ def _devices(status: PodStatus) -> Iterator[Entry]:
 
 
 def _sharing(container: Container) -> str:
-    """Return the further CPUs that a container may use, with the effect on its threads and its limit."""
+    """Return a text on the shared CPUs that a container may also use, and the effect on its threads and limit."""
     words = f"may run on CPUs {container.shared_cpus} too, beside others"
     if container.confined_by == "affinity":
         words += "; threads that the application does not move there are kept off them by their affinity"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from published.pod_status import Container, PodStatus
 
 _OVER = frozenset({"Succeeded", "Failed"})
-# Reasons that every pod has for a moment while it starts.
+# Reasons of refusals that every pod has for a moment while it starts.
 _ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -60,7 +60,7 @@ def _of_container(name: str, container: Container) -> Iterator[str]:
 
 
 def _of_kubelet(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the containers that the kubelet holds back, and the gate while it runs."""
+    """Yield texts about containers that the kubelet does not start, and about the gate while it runs."""
     kinds = ("initContainerStatuses", "containerStatuses")
     for container in (it for kind in kinds for it in pod["status"].get(kind) or ()):
         state = container.get("state") or {}

@@ -1,4 +1,4 @@
-"""Simulation of ResourceClaims on a planned node: the scheduler's device, and the CPUs from the agent."""
+"""Simulation of ResourceClaims on a planned node: the scheduler chooses a device, the agent assigns the CPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed
     from pinning.planning.refusal import Refusal
 
-MOST_CLAIMS: Final = 1024  # most claims: each takes a plan of the node
+MOST_CLAIMS: Final = 1024  # limit, because each claim plans the node once more
 OBSERVING: Final = (
     "corepin only observes this node and offers claims no devices: set observe to false in its configuration"
 )
@@ -61,7 +61,7 @@ class PlannedClaim(NamedTuple):
 
 
 def read_claims(flags: Sequence[str]) -> tuple[int, ...]:
-    """Return the CPUs of each claim in the flags `--claim`; raise CommandFailed."""
+    """Return the number of CPUs of each claim in the flags `--claim`; raise CommandFailed."""
     if len(flags) > MOST_CLAIMS:
         raise CommandFailed(f"--claim is given {len(flags)} times: give it at most {MOST_CLAIMS} times")
     return tuple(map(_amount, flags))
@@ -84,7 +84,7 @@ def _nodes(topology: Topology, cpus: CPUSet) -> list[int]:
 
 
 class ClaimsOnNode(NamedTuple):
-    """The claims planned so far on a node, and the ledger and refused pods after the last one."""
+    """The claims planned so far on a node, with the ledger and the refusals after the last one."""
 
     claims: tuple[PlannedClaim, ...]
     ledger: Ledger
@@ -94,7 +94,7 @@ class ClaimsOnNode(NamedTuple):
 def plan_claims(
     seen: Observed, now: ClaimsOnNode, config: NodeConfig, amounts: Sequence[int]
 ) -> Iterator[ClaimsOnNode]:
-    """Allocate and prepare the claims one after the other, and yield the node after each."""
+    """Plan one claim of each of these numbers of CPUs after the other; yield the node after each."""
     read = frozenset((pod.namespace, name, pod.uid) for pod in seen.pods for name in pod.claim_names)
     sets = node_sets(seen.topology, seen.universe, config)
     known: dict[str, DeviceClaim] = {}

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from webhook.rules.raw_json import Malformed
 
 _OBJECT: Final = "$.request.object"
-_SOME_KEY: Final = "[...]"  # stands for a key that msgspec does not name
-# As msgspec's messages name two types.
+_SOME_KEY: Final = "[...]"  # msgspec's text for a key of a mapping
+# Form of msgspec's messages about a wrong type.
 _TYPES: Final = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<found>[^`]*)`")
 _NUMBER: Final = ((int, float), "a number")  # msgspec decodes integers of more than 64 bits as floats
 _FOUND: Final[dict[str, tuple[tuple[type, ...], str]]] = {
@@ -35,7 +35,7 @@ _EXPECTED: Final = {
 
 
 def decode_failure(item: Item, error: Malformed, path: tuple[str, ...] = ()) -> CommandFailed:
-    """Return the error about an object that the webhook would answer with HTTP 400; `path` is the decoded part's."""
+    """Return the error for an object that cannot be decoded; `path` leads to the decoded part of the object."""
     below = error.path.removeprefix(_OBJECT).removeprefix("$").removeprefix(".")
     field, why = ".".join((*path, below)).removesuffix("."), error.why
     types = _TYPES.fullmatch(why)
@@ -53,7 +53,7 @@ def _in_words(expected: str, found: str) -> str:
 
 
 def _named(content: dict[str, Any], field: str, found: str) -> str:
-    """Return the field with the key that msgspec leaves out of `limits[...]`: the first with a value of that type."""
+    """Return the field with a key in place of `[...]` at its end: the first key whose value has the type `found`."""
     parent = field.removesuffix(_SOME_KEY)
     if parent == field:
         return field

@@ -28,7 +28,7 @@ _EXAMPLE: Final = 'write for example "nvidia.com/gpu=0,0,1,1"'
 
 
 def read_devices(flags: Sequence[str]) -> tuple[Device, ...]:
-    """Return the node's devices in the flags `--device`; raise CommandFailed."""
+    """Return the devices of the node that the flags `--device` list; raise CommandFailed."""
     return tuple(device for flag in flags for device in _devices(flag))
 
 
@@ -63,8 +63,8 @@ def notes_on(topology: Topology, devices: Iterable[Device]) -> Iterator[str]:
 class NodeDevices:
     """The free devices, and those of each pod by its namespace/name.
 
-    With its topology manager off the kubelet assigns any free device, so devices are drawn at random here, with a
-    fixed seed, except for the given ones.
+    Without topology manager the kubelet assigns any free device. So devices are chosen at random, with a fixed seed,
+    except for those that the user chose.
     """
 
     devices: Sequence[Device]
@@ -104,7 +104,7 @@ class NodeDevices:
         return {index for given in self.held.values() for indices in given.values() for index in indices}
 
     def _give(self, key: str, document: Planned) -> str:
-        """Assign all devices of a pod, or none if one is missing, as the kubelet does; return the reason."""
+        """Assign all devices of a pod, or none if one is missing, as the kubelet does; return why none, else ""."""
         self.held[key] = {}
         asked = list(self._asked(document))
         wishes = self.chosen.get(key, {})
@@ -153,7 +153,7 @@ class NodeDevices:
 
 
 def _beyond(wishes: Mapping[Use, tuple[CPUSet, ...]], asked: Iterable[tuple[str, str, int]]) -> str:
-    """Return the devices chosen for a container beyond its request; empty if there are none."""
+    """Return an error if the user chose more devices for a container than it requests; empty if not."""
     numbers = {(name, resource): wanted for name, resource, wanted in asked}
     for (name, resource), nodes in wishes.items():
         wanted = numbers.get((name, resource), 0)

@@ -18,7 +18,7 @@ _EXAMPLE: Final = "write for example {default/trainer: {main: {nvidia.com/gpu: [
 
 
 class Use(NamedTuple):
-    """A container and one of its resources."""
+    """A container and a device resource that it requests."""
 
     container: str
     resource: str
@@ -40,7 +40,7 @@ def read_given(source: str | None) -> Given:
 
 
 def nodes_of_text(text: str, place: str) -> CPUSet:
-    """Return the NUMA nodes of one device, none for -1; raise CommandFailed."""
+    """Return the NUMA nodes of one device, an empty set for -1; raise CommandFailed with the place in the file."""
     if not _NODES.fullmatch(text):
         raise CommandFailed(
             f"{place}: {truncate(text, VALUE)!r} is not a NUMA node: write its number, -1 for a device without a"

@@ -1,4 +1,4 @@
-"""Threads of a virtual machine with dedicated CPUs: how many its document defines, and their CPUs."""
+"""Threads of a virtual machine with dedicated CPUs: their numbers by its document, and their CPUs in a plan."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Guest:
         )
 
     def threads(self, topology: Topology, cpus: CPUSet, smt: SMTPolicy) -> Threads:
-        """Return the CPUs of its threads, given those of its launcher."""
+        """Return the CPUs of the machine's threads, if its launcher pod has `cpus`."""
         try:
             placement = place_vcpus(
                 topology,

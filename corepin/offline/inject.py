@@ -1,4 +1,4 @@
-"""`corepin inject`: complete documents as the mutating webhook would, without a cluster."""
+"""`corepin inject`: apply the mutating webhook's changes to documents, without a cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the completed documents; nothing if one of them is invalid."""
+    """Print the mutated documents; nothing if one of them is invalid."""
     from corepin.offline.review import load_decider
     from kubeyaml.writer import write_yaml
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any:
-    """Return the document with all its objects completed; warnings are appended."""
+    """Return the document's content with all objects mutated; append warnings to `warnings`."""
     from corepin.offline.review import inject
 
     whole: Any = document.content
@@ -71,7 +71,7 @@ def _completed(decider: Decider, document: Document, warnings: list[str]) -> Any
 
 
 def _replaced(whole: Any, pointer: str, content: dict[str, Any]) -> Any:
-    """Put an object back into its list."""
+    """Return the document `whole` with `content` as the object at a JSON pointer."""
     import jsonpatch
 
     if not pointer:

@@ -64,7 +64,7 @@ def _spec(template: Template, vmi: VMIView, cpus: int) -> PodSpec:
 
 
 def _disks(item: Item, template: Template) -> list[dict[str, Any]]:
-    """Return the raw disks, which the webhook's types leave out."""
+    """Return the disks of a machine as undecoded mappings, because the webhook's types leave them out."""
     disks = find(item.content, f"{template.path}spec.domain.devices.disks")
     return [disk for disk in disks if isinstance(disk, dict)] if isinstance(disks, list) else []
 

@@ -1,4 +1,4 @@
-"""CPUs of a planned node that are free beside its free devices, counted as with `nearCPUs`."""
+"""Count the free CPUs of a planned node beside its free devices, as an agent with `nearCPUs` publishes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def near_free(node: PlannedNode, step: Step) -> dict[str, NearCPUs]:
-    """Return the CPUs that are free beside the next device of each resource."""
+    """Return the number of CPUs that are free beside whichever device is assigned next, by counting resource."""
     sets, topology, ledger = node.sets, node.topology, step.ledger
     kinds: dict[str, Counter[CPUSet]] = {device.resource: Counter() for device in node.devices}
     for device in step.free_devices:

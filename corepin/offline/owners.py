@@ -1,4 +1,4 @@
-"""Deduplication of documents and their owners: pods of a Deployment count once, without its ReplicaSet and pods."""
+"""Split off documents that a controller among them creates: plan a Deployment, but not its ReplicaSet and pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[str, ...]
 
 
 def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Planned]]:
-    """Split the documents into those to count and those that a controller among them creates."""
+    """Return the documents to plan, and those that a controller among them creates."""
     uids: dict[Key, set[str]] = defaultdict(set)
     for document in documents:
         if document.names and not document.is_going:
@@ -29,7 +29,7 @@ def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Plann
 
 
 def _controller(document: Planned, uids: Mapping[Key, set[str]]) -> Key | None:
-    """Return the document that controls this one, if present; by uid if both have one."""
+    """Return the key of the given document that controls this one, compared by uid if both have one; else None."""
     references = document.item.metadata.get("ownerReferences")
     for reference in references if isinstance(references, list) else ():
         if not isinstance(reference, dict) or reference.get("controller") is not True:
@@ -48,7 +48,7 @@ def _key(reference: Mapping[str, Any], namespace: str) -> Key:
 
 
 def _ends(key: Key, controllers: Mapping[Key, Key]) -> bool:
-    """Return whether the chain of controllers ends; in a cycle every document counts."""
+    """Return whether the chain of controllers ends; if it is a cycle, all of its documents are planned."""
     seen: set[Key] = set()
     while key in controllers and key not in seen:
         seen.add(key)

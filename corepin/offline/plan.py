@@ -109,7 +109,7 @@ def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; pods and claims that do not fit are part of the output, not an error."""
+    """Print the plan; pods and claims that do not fit are part of the output and no error."""
     from corepin.offline.claims import read_claims
     from corepin.offline.devices import notes_on, read_devices
     from corepin.offline.given_devices import read_given
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _documents(sources: list[str]) -> list[Planned]:
-    """Read the documents with pods; the ignored ones are listed on standard error."""
+    """Return the documents that have pods; list the ignored ones on standard error."""
     from corepin.offline.owners import split_owned
     from corepin.offline.planned import planned
 
@@ -192,7 +192,7 @@ def _note(text: object) -> None:
 
 
 def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
-    """Return a node's published machine and reserve."""
+    """Return the topology that a node publishes, and a configuration with its reserved CPUs."""
     from corepin.node.kube_node import read_node
     from corepin.node.node_view import view_of_annotations
     from pinning.contract import ReserveSource
@@ -202,7 +202,7 @@ def _read_published(args: argparse.Namespace) -> tuple[Topology, NodeConfig]:
     picture = view_of_annotations(node.name, node.topology, node.pools).picture
     if picture.reserve_source not in set(
         ReserveSource
-    ):  # an earlier agent did not publish the word, or a later one has more words
+    ):  # an earlier agent does not publish this value, and a later one may have other values
         return picture.topology, NodeConfig(reserved=picture.reserved)
     source = ReserveSource(picture.reserve_source)
     return picture.topology, NodeConfig(reserved=picture.reserved, reserve_source=source)
@@ -236,7 +236,7 @@ def _read_config(given: str | None, reserved: str | None, published: NodeConfig 
     from pinning.planning.node_config import DEFAULT
 
     config = (published or DEFAULT) if given is None else read_node_file(given)
-    # Pods in files have not passed admission, which adds the counts.
+    # Pods in files have not passed the webhook, which adds requests of extended resources.
     config = replace(config, counted_claims=frozenset())
     if reserved is None:
         return config

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def describe(node: PlannedNode, step: Step, width: int, *, colour: bool) -> Painted:
-    """Return the node after its last event."""
+    """Return the machine, assignments and refusals of a step as text."""
     held = sorted(step.ledger.parts, key=lambda assignment: reading_order(label(assignment)))
     machines = [
         (assignment.name, step.machines[assignment.name])
@@ -66,7 +66,7 @@ def label(assignment: Assignment) -> str:
 
 
 def policy_word(assignment: Assignment) -> str:
-    """Return the CPU policy that a status would report."""
+    """Return the word for the CPU policy in a pod's status annotation."""
     return POD if assignment.is_pool else str(assignment.policy)
 
 
@@ -105,7 +105,7 @@ def _section(title: str, texts: list[str], width: int) -> Iterator[str]:
 
 
 def _why(topology: Topology, assignment: Assignment) -> str:
-    """Return the CPUs of a container with the policies that chose them."""
+    """Return a text with the CPUs of a container, their NUMA nodes, and the policies that chose them."""
     nodes = [str(number) for number, cpus in topology.numa_nodes.items() if cpus & assignment.cpus]
     where = f"CPU{'s' * (len(assignment.cpus) > 1)} {assignment.cpus} on NUMA node{'s' * (len(nodes) > 1)} {', '.join(nodes)}"
     memory = f"; memory of NUMA node {assignment.mems} alone" if assignment.mems else ""
@@ -164,7 +164,7 @@ def _idle_cost(held: list[Assignment]) -> Iterator[str]:
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
-    """Yield the CPU requests of sidecars in pods with exclusive CPUs, which the scheduler counts too.
+    """Yield lines on the CPU that sidecars in pods with exclusive CPUs request, which the scheduler also counts.
 
     Sidecars in the pool of a pod are part of its budget, and not listed.
     """

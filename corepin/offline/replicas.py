@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from corepin.documents import Item
 
 Path = tuple[str, ...]
-MOST_REPLICAS: Final = 500  # replicas planned of one document; a node runs some hundred pods
+MOST_REPLICAS: Final = 500  # most replicas of one document in a plan; a node runs a few hundred pods
 _JOB: Final = ("spec", "jobTemplate", "spec")
 _POOLED: Final = ("spec", "virtualMachineTemplate", "spec")
 _SUSPENDED: Final = (True,)
@@ -27,7 +27,7 @@ _STOPS: Final[Mapping[str, tuple[tuple[Path, tuple[object, ...]], ...]]] = {
     "VirtualMachine": ((("spec", "running"), (False,)), (("spec", "runStrategy"), _WAITING)),
     "VirtualMachinePool": (((*_POOLED, "running"), (False,)), ((*_POOLED, "runStrategy"), _WAITING)),
 }
-# Fields with the number of pods, of which the smallest applies, and the value that an absent field stands for.
+# Fields with the number of pods, the smallest of which applies, each with its value if it is absent.
 _REPLICAS: Final = ((("spec", "replicas"), 1),)
 _COUNTS: Final[Mapping[str, tuple[tuple[Path, int | None], ...]]] = {
     "DaemonSet": (),
@@ -44,7 +44,7 @@ def is_counted(kind: str) -> bool:
 
 
 def how_many(item: Item) -> tuple[int, str]:
-    """Return the number of pods; if there are none, the field that says so."""
+    """Return the number of pods of a document, and if it is 0, a text with the field that causes it."""
     for path, stopping in _STOPS.get(item.kind, ()):
         value = below(item.content, path)
         if value in stopping:

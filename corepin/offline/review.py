@@ -39,7 +39,7 @@ class Injected:
 
 @dataclass(frozen=True)
 class Judged:
-    """Answer of the validating webhook; `causes` as on the wire."""
+    """Answer of the validating webhook; `causes` are in the form of the API."""
 
     allowed: bool
     causes: tuple[dict[str, str], ...]
@@ -82,12 +82,12 @@ def judge(decider: Decider, item: Item) -> Judged:
 
 
 def _without_gate(decider: Decider) -> Decider:
-    """Return a decider for templates: pods get the gate when they are created, with the image of that time."""
+    """Return a decider that adds no gate, for templates: pods get the gate when they are created."""
     return replace(decider, settings=structs.replace(decider.settings, gate=False))
 
 
 def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
-    """Mutate the pod at a path of keys (none: the object is the pod)."""
+    """Return an object with the pod at a path of keys mutated; with an empty path the object is the pod."""
     pod: dict[str, Any] = below(item.content, path)
     try:
         answer = decider.mutate(_request(item, _POD_KIND, pod))
@@ -96,7 +96,7 @@ def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
     prefix = "".join(f"/{key}" for key in path)
-    # Encoded and decoded, as the API server would get it.
+    # Encode and decode the answer, so that it is as the API server would get it.
     sent = msgspec.json.decode(msgspec.json.encode(answer.operations))
     steps = [{**step, "path": prefix + step["path"]} for step in sent]
     return Injected(jsonpatch.apply_patch(item.content, steps), _under(path, answer.warnings))

@@ -36,7 +36,7 @@ NOT_GIVEN: Final = "this plan has no devices for it: name them with --device"
 
 @dataclass(frozen=True)
 class Step:
-    """The node after one event: a pod that is created, updated or deleted, or a claim."""
+    """The node after one event: a pod was created, updated or deleted, or a claim was planned."""
 
     pod: str  # namespace/name of the event's pod; empty: the event is the last of `claims`
     documents: Mapping[str, Planned]  # document of each pod on the node, by namespace/name
@@ -107,7 +107,7 @@ class PlannedNode:
 def _unknown(
     here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str], known: Collection[Owner]
 ) -> dict[Owner, str]:
-    """Return why the devices of each container are unknown, for containers without any."""
+    """Return, for the containers of pods without assigned devices, the reason; by container."""
     return {
         owner: lacking.get(key, NOT_GIVEN)
         for key, (pod, _) in here.items()
@@ -118,7 +118,7 @@ def _unknown(
 
 @dataclass(frozen=True)
 class _Places:
-    """CPUs of virtual machines' threads; they change only with the CPUs of their launcher."""
+    """Cache of the CPUs of virtual machines' threads, which change only with the CPUs of their launcher."""
 
     topology: Topology
     known: dict[tuple[Guest, CPUSet, SMTPolicy], Threads] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _Pods:
             yield key, read
         self.brought[document.owner] = () if document.is_going else keys
         for index, key in enumerate(() if document.is_going else keys):
-            # Sorts after every time of a real pod.
+            # A creation time that sorts after that of any real pod.
             seen = _seen(read, key, f"~{number:09}.{index:06}", self.here.get(key))
             self.here[key] = (seen, document)
             yield key, seen

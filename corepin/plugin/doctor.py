@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     write_out(harmless_json(text) if args.output == "json" else harmless(text))
     if done.returncode in {OK, NOT_LOOKED} or (done.returncode == FOUND and text.strip()):
         return done.returncode
-    raise CommandFailed(  # kubectl itself exits with 1 too, for example without the right to execute
+    raise CommandFailed(  # kubectl also exits with 1 on its own errors, for example without the right to exec
         f"kubectl exec ended with {done.returncode}, and the doctor in pod {args.namespace}/{name} has not finished:"
         " see the message above, and repeat the command"
     )
@@ -90,7 +90,7 @@ def _agent_of(node: str, namespace: str, context: str | None) -> str:
 
 
 def _is_of_daemon_set(metadata: dict[str, Any], folder: str, context: str | None) -> bool:
-    """Return whether a DaemonSet of the namespace controls the pod; the pod's own reference is user-controlled."""
+    """Return whether a DaemonSet of the namespace controls the pod; users may forge the pod's owner reference."""
     for owner in metadata.get("ownerReferences") or ():
         if owner.get("controller") and (owner["apiVersion"], owner["kind"]) == ("apps/v1", "DaemonSet"):
             path = f"/apis/apps/v1/namespaces/{folder}/daemonsets/{quote(owner['name'], safe='')}"

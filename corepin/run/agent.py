@@ -1,4 +1,4 @@
-"""`corepin agent`: own the CPUs of one node."""
+"""`corepin agent`: run the agent that assigns the CPUs of one node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
-# One flag for both programs, so it accepts the webhook's gates too; the agent reads only the first gate.
+# The flag has the same values for agent and webhook; the agent uses only the first gate.
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})
 DESCRIPTION = "Own the CPUs of one node: pin the containers with CPU claims, and verify it in the kernel."
 EPILOG = """\
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(work: Coroutine[object, object, None]) -> None:
-    """Run the loop; errors that an operator can fix become one line."""
+    """Run the agent; turn errors that an operator can fix into CommandFailed, which prints one line."""
     import asyncio
 
     from agent.errors import AgentError

@@ -64,12 +64,12 @@ def add_parser(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Issue into a directory, or rotate in a cluster."""
+    """Run the action: issue certificates into a directory, or rotate them in a cluster."""
     return certs_run.run(args) if args.action == "run" else _issue(args)
 
 
 def _issue(args: argparse.Namespace) -> int:
-    """Write the four files and print their names."""
+    """Write CA and server certificate with their keys to four files, and print the file names."""
     from certs.issue import CA, BadName
 
     if not args.dns and not args.ip:

@@ -184,7 +184,7 @@ def _loop(rotator: Rotator, metrics: Metrics, interval: timedelta) -> int:
 
 
 def _pause(step: Step, interval: timedelta) -> float:
-    """Return the seconds to wait for the step's time, at most the interval."""
+    """Return the seconds until the time of the next step, at most the interval."""
     from certs.rotation import Wait
 
     longest = interval.total_seconds()
@@ -221,7 +221,7 @@ def _replicas(given: list[str] | None, namespace: str) -> tuple[Address, ...]:
 
 
 def _host(host: str, namespace: str) -> str:
-    """Return the DNS name of a Service, given its bare name and namespace."""
+    """Return the DNS name of a host; a bare Service name gets the namespace and `svc` added."""
     return host if "." in host or ":" in host or host == "localhost" else f"{host}.{namespace}.svc"
 
 

@@ -1,4 +1,4 @@
-"""`corepin gate`: hold a pod back until the agent has assigned the CPUs that it requires.
+"""`corepin gate`: delay a pod's containers until the agent has assigned the CPUs that they require.
 
 It runs in users' pods before their containers, so it imports the standard library only and starts fast.
 """
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
 def read_refusals(text: str) -> tuple[str, ...] | None:
     """Return the refused claims with reasons; None while the status annotation is absent or unreadable.
 
-    The agent writes the result of all claims of a pod at once, so without a refusal every claim is assigned. A refused
-    pool is a refusal of the pod, because its containers have no claims of their own.
+    The agent writes the result of all claims of a pod at once, so if there is no refusal, every claim has CPUs. If the
+    pool is refused, the refusal is that of the pod, because the pool's containers have no claims of their own.
     """
     try:
         status = parse_json(text)

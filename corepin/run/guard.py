@@ -1,4 +1,4 @@
-"""`corepin guard`: hold back containers that require their CPUs until the agent has assigned these."""
+"""`corepin guard`: delay the start of containers that require their CPUs until the agent has assigned them."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exempt(args: argparse.Namespace) -> frozenset[str]:
-    """Return the namespaces whose pods are never held back."""
+    """Return the namespaces whose containers are never delayed."""
     given = None if args.exempt is None else [name for text in args.exempt for name in text.split(",")]
     named = listed("--exempt", given) or {EXEMPT}
     return frozenset({*named, args.namespace} - {None})
 
 
 def observes(config: Path, kubelet_state: Path, state_dir: Path) -> bool:
-    """Return whether the agent only observes this node, by the agent's own rule.
+    """Return whether the agent only observes this node, by the same rule as in the agent.
 
-    On a node in a group the file of the group is read, which the agent's last start left in its directory. If the
-    configuration cannot be read the agent does not run, and the result is False.
+    The configuration is that of the node's CPU group, which the agent stored in its state directory at its last start.
+    Returns False if it cannot be read, because the agent does not run then.
     """
     from agent.group_start import GroupMemory
     from agent.kubelet.policy import read_kubelet_policy
