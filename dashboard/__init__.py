@@ -1,1 +1,1 @@
-"""A read-only web page of all nodes with the owners of their CPUs; it reads from the API server only."""
+"""A read-only web page of all nodes with the owners of their CPUs, from data in the API server only."""

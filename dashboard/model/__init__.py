@@ -1,1 +1,1 @@
-"""The cluster as values: nodes, pods and events as agents report them. Pure; `dashboard.view` presents them."""
+"""Data model of the page: nodes, pods and events as agents report them. Pure; `dashboard.view` presents them."""

@@ -1,4 +1,4 @@
-"""The known state of the cluster at one moment, and values derived from it. Pure."""
+"""Snapshot of the known state of the cluster, and values derived from it. Pure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class Cluster:
     changes: tuple[Change, ...] = ()
     since: str = ""  # time since which changes are observed
     troubles: tuple[str, ...] = ()  # reasons why the state may be stale
-    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod that an event names
+    homes: Mapping[str, str] = field(default_factory=dict)  # node of each pod, by its events
 
     @cached_property
     def node_of(self) -> Mapping[str, str]:
-        """The node of each pod, from owners and events, because pod metadata does not have it.
+        """The node of each pod, from the nodes' owners and from events, because pod metadata does not have it.
 
-        A node without an agent keeps its old owners: if several nodes list one owner, the pod's events
-        decide.
+        If several nodes list one owner, the pod's events decide, because a node without an agent keeps its old owners.
         """
         owners: dict[str, str] = {}
         for node in self.nodes.values():
@@ -46,7 +45,7 @@ class Cluster:
 
     @cached_property
     def waiting(self) -> Mapping[str, tuple[Pod, ...]]:
-        """Pods with a refused claim, by the node that refused it; "" if that is unknown."""
+        """Pods with a refused claim, by the node that refused it; under the key "" if the node is unknown."""
         found: dict[str, list[Pod]] = {}
         for pod in self.pods.values():
             if any(True for _ in refusals(pod)):
@@ -55,7 +54,7 @@ class Cluster:
 
     @cached_property
     def troubled(self) -> Mapping[str, tuple[str, ...]]:
-        """Containers that may run elsewhere, or share their CPUs with others, by node."""
+        """Containers that may run on other CPUs than their own, or with others on their CPUs, by node."""
         found: dict[str, list[str]] = {}
         for pod in self.pods.values():
             for name, container in (pod.status.containers if pod.status else {}).items():
@@ -65,7 +64,7 @@ class Cluster:
 
     @cached_property
     def uncounted(self) -> Mapping[str, int]:
-        """Number of each node's containers with cores that the scheduler does not count."""
+        """Number of containers, by node, with cores that the scheduler does not count."""
         return Counter(
             self.node_of.get(pod.key, "")
             for pod in self.pods.values()
@@ -75,7 +74,7 @@ class Cluster:
 
     @cached_property
     def unproven(self) -> Mapping[str, int]:
-        """Number of each node's containers whose CPUs are not verified yet."""
+        """Number of containers, by node, whose CPUs the kernel has not confirmed yet."""
         proven = {
             f"{pod.key}/{name}"
             for pod in self.pods.values()
@@ -99,9 +98,10 @@ class Cluster:
 def homes_of(
     pods: Mapping[str, Pod], events: Iterable[Event], known: Mapping[str, str], before: Mapping[str, Pod]
 ) -> Mapping[str, str]:
-    """Return the node of each pod by its newest event; the API server deletes old events, so known homes stay.
+    """Return the node of each pod by its newest event; a pod without events keeps its `known` node.
 
-    Another pod may have had the name before, on another node, and its events last for an hour.
+    Events are compared with the pod's uid, because they remain for an hour after the pod, and another pod on another
+    node may have the same name.
     """
     homes = {
         key: node

@@ -1,4 +1,4 @@
-"""Changes between two states as text, observed while the page runs, in addition to the agents' events. Pure."""
+"""Differences of two cluster states as text, to show them with the agents' events. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _moved(before: Owner | None, after: Owner | None) -> str:
 def pod_changes(
     time: str, old: Mapping[str, Pod], new: Mapping[str, Pod], node_of: Mapping[str, str]
 ) -> Iterator[Change]:
-    """Yield the claims that began or ceased to be refused, and containers that began or ceased to drift."""
+    """Yield a change for each claim that is refused or no longer refused, and for each start or end of drift."""
     for key, pod in new.items():
         before = old.get(key)
         if before is pod:

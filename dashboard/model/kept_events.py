@@ -1,4 +1,4 @@
-"""Bounded set of the agents' events; the bound is fair, because any user may create such events. Pure."""
+"""Bounded set of the agents' events, shared fairly between namespaces, as any user may create such events. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KeptEvents(UserDict[str, Event]):
         self._added = 0
 
     def __setitem__(self, uid: str, event: Event) -> None:
-        """Add an event; evict the oldest ones once there are SLACK too many."""
+        """Add an event; after SLACK new ones evict those above the limits."""
         self._added += uid not in self.data
         self.data[uid] = event
         if self._added > SLACK:
@@ -45,7 +45,7 @@ def newest(events: Mapping[str, Event]) -> dict[str, Event]:
 
 
 def _in_turns(items: Iterable[Item], group: Callable[[Item], Hashable]) -> list[Item]:
-    """Return the items round robin over their groups."""
+    """Return the items reordered round robin by group: the first of each group, then the second of each."""
     turns: Counter[Hashable] = Counter()
     ranked = []
     for item in items:

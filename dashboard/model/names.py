@@ -37,7 +37,7 @@ def refusals(pod: Pod) -> Iterator[tuple[str, str, str]]:
 
 
 def _cut(refused: Refusal) -> tuple[str, str]:
-    """Return reason and message truncated for lists, of which a browser gets hundreds."""
+    """Return reason and message of a refusal, truncated, because a list may have hundreds."""
     return refused.reason[:MOST_WORD], refused.message[:MOST_MESSAGE]
 
 

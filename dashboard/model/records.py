@@ -1,4 +1,4 @@
-"""Decoded API objects of the page, from annotations and events that may be damaged, stale, or written by any user."""
+"""Decoders for the page's nodes, pods and events, whose annotations may be damaged, stale, or written by any user."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from drawing.picture import Picture
 
 Thing = TypeVar("Thing")
-# Annotation families that ask for CPUs or for their placement.
+# Prefixes of annotations that request CPUs or their placement.
 _FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}
-TEXTS_KEPT: Final = 64  # parsed texts kept: machines of one kind have equal texts
-# Decoded size of the two texts of a pod, whatever their form: 5,000 pods stay below 160 MiB of the dashboard's 256. A
+TEXTS_KEPT: Final = 64  # number of cached parsed texts; machines of one kind have equal texts
+# Limits for the decoded size of the two texts of a pod: 5,000 pods stay below 160 MiB of the dashboard's 256. A
 # status of that size has 12 containers, or a machine of 300 vCPUs. Larger statuses share LARGE_STATUSES, which has room
 # for 400 pods of 64 pinned containers.
 MOST_STATUS: Final = 24 * 2**10
@@ -46,15 +46,15 @@ MOST_ASKS: Final = 8 * 2**10
 MOST_WORD: Final = 64  # characters kept of an annotation's value; the longest known word has 11
 MOST_NAME: Final = 253  # characters of a name, by the API's limit; names in events are not validated
 MOST_MESSAGE: Final = 1024  # characters of a message, by the limit of events.k8s.io; older events have none
-OBJECT_BYTES: Final = 320  # memory of a decoded container, besides its texts
-TEXT_BYTES: Final = 56  # memory of a Python string, besides its characters
+OBJECT_BYTES: Final = 320  # bytes of memory of a decoded container, besides its texts
+TEXT_BYTES: Final = 56  # bytes of memory of a Python string, besides its characters
 UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
 TOO_LARGE: Final = "the agent's annotation is too large for this page: read it with kubectl"
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Node:
-    """A node; without a picture if no agent reports, or its report cannot be read."""
+    """A node. It has no picture if no agent reports, or the report cannot be read."""
 
     name: str
     pools: Pools | None = None
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Pod:
-    """A pod with an agent's status, or with annotations that ask for CPUs."""
+    """A pod with an agent's status annotation, or with annotations that request CPUs."""
 
     namespace: str
     name: str
@@ -78,7 +78,7 @@ class Pod:
 
     @property
     def key(self) -> str:
-        """The pod as namespace/name, as owners name it."""
+        """The pod's name as namespace/name, which is also the beginning of owners' names."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -129,13 +129,13 @@ _event = msgspec.json.Decoder(_Event)
 
 
 class _Known(Generic[Thing]):
-    """Cache of decoded texts while they are in use: kubelets update objects without changing these texts."""
+    """Cache of decoded texts in use, because kubelets often update objects without changing these texts."""
 
     def __init__(self) -> None:
         self._things: WeakValueDictionary[int, Thing] = WeakValueDictionary()
 
     def thing(self, facts: tuple[Hashable, ...], make: Callable[[], Thing]) -> Thing:
-        """Return the cached value of these facts, or make it; only a 64-bit hash of the texts is kept."""
+        """Return the cached value for these texts, or create it by `make`; the key is a 64-bit hash of the texts."""
         key = hash(facts)
         found = self._things.get(key)
         if found is None:
@@ -143,7 +143,7 @@ class _Known(Generic[Thing]):
         return found
 
     def forget(self, facts: tuple[Hashable, ...]) -> None:
-        """Drop the cached value of these facts."""
+        """Evict the cached value for these texts."""
         self._things.pop(hash(facts), None)
 
 
@@ -181,7 +181,7 @@ class PodDecoder:
         facts = (meta.uid, text, *sorted(asks.items()))
         found = self._known.thing(facts, lambda: self._pod(meta, text, asks))
         if found.problem == TOO_LARGE:
-            self._known.forget(facts)  # another pod may have freed memory by the next time
+            self._known.forget(facts)  # decode it again next time, when other pods may have left room
         return found
 
     def _pod(self, meta: _Meta, text: str | None, asks: Mapping[str, str]) -> Pod:
@@ -193,13 +193,13 @@ class PodDecoder:
         return pod
 
     def _room(self, uid: str) -> int:
-        """Return the bytes available to the status of a pod, without its previous status."""
+        """Return the bytes of memory that a pod's status may use, not counting its previous status."""
         taken = sum(size for other, size in self._large.values() if other != uid)
         return min(max(MOST_STATUS, LARGE_STATUSES - taken), MOST_LARGE_STATUS)
 
 
 class EventDecoder:
-    """Decoder for events of agents; a time in the future becomes the present, as it would hide all other events."""
+    """Decoder for agents' events; a future time is replaced by the present, as it would hide all other events."""
 
     def __init__(self, clock: Callable[[], str]) -> None:
         self._clock = clock
@@ -222,7 +222,7 @@ class EventDecoder:
 
 
 def _within(asks: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield annotations up to a total of MOST_ASKS."""
+    """Yield annotations until they exceed MOST_ASKS bytes of memory."""
     left = MOST_ASKS
     for name, text in asks:
         left -= len(name) + len(text) + 2 * TEXT_BYTES
@@ -232,12 +232,12 @@ def _within(asks: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _asks(name: str) -> bool:
-    """Return whether an annotation asks for CPUs, or for their placement."""
+    """Return whether an annotation requests CPUs or their placement."""
     return name == CRANE_CPU_MANAGER or name.partition("/")[0] in _FAMILIES
 
 
 def read_node(name: str, topology: str | None, pools: str | None) -> Node:
-    """Return a node given its two annotations, None for an absent one."""
+    """Return a node from its annotations of topology and CPU sets, which are None if absent."""
     if not topology or not pools:
         return Node(name)
     try:
@@ -254,12 +254,12 @@ _topology = lru_cache(TEXTS_KEPT)(decode_topology)
 
 
 def read_status(text: str | None) -> tuple[PodStatus | None, str]:
-    """Return the decoded status annotation of a pod, and its problem."""
+    """Return the decoded status annotation of a pod, or None with the reason why it cannot be read."""
     if text is None:
         return None, ""
     try:
         return decode(PodStatus, text), ""
-    except AnotherVersion:  # an annotation with brackets nested by any user must not end the page
+    except AnotherVersion:  # also for deeply nested brackets, which any user may write
         return None, UNREADABLE
 
 

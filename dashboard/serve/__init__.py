@@ -1,1 +1,1 @@
-"""Edges of the dashboard: watches of the API server, and the HTTP server."""
+"""I/O of the dashboard: watches of the API server, and the HTTP server."""

@@ -41,7 +41,7 @@ TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-# values of Sec-Fetch-Site; `same-site` is any port of localhost
+# accepted values of Sec-Fetch-Site; not `same-site`, which includes any port of localhost
 OWN_SITES: Final = frozenset({"same-origin", "none"})
 MOST_VIEWERS: Final = 100
 MOST_SHARED: Final = 8  # cached views of one state; the view of 1,000 nodes has about a megabyte
@@ -63,7 +63,7 @@ HEADERS: Final = (
 
 
 class Guarded:
-    """Middleware that accepts GET and HEAD for known hosts, and adds security headers to every answer."""
+    """Middleware that accepts only GET and HEAD for known hosts, and adds security headers to every answer."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self._app = app
@@ -130,15 +130,15 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
 
 
 class ShownViews:
-    """The last views of the newest state: viewers with the same filter share one, because a large one takes 30 ms."""
+    """Cache of the newest state's views: viewers with the same filter share one, as a large one takes 30 ms."""
 
     def __init__(self) -> None:
-        # Weak, because an older state must not stay in memory.
+        # A weak reference, so that an older state is freed.
         self._cluster: ReferenceType[Cluster] | None = None
         self._views: dict[Hashable, msgspec.Struct | None] = {}
 
     def of(self, cluster: Cluster, key: Hashable, view: View) -> msgspec.Struct | None:
-        """Return the view of a state, made once."""
+        """Return the cached view of a state for a key, or compute it by `view`."""
         if self._cluster is None or self._cluster() is not cluster:
             self._cluster, self._views = ref(cluster), {}
         if key not in self._views:
@@ -182,7 +182,7 @@ def _add_views(app: FastAPI, answer: Callable[[Request, Hashable, View], Respons
 
 
 def _add_files(app: FastAPI) -> None:
-    """Serve the static files; every page has the same document."""
+    """Add the routes of the static files; all pages have the same HTML document."""
     files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
 
     async def document(request: Request) -> Response:

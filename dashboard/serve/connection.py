@@ -1,7 +1,7 @@
 """One viewer's connection: uvicorn's protocol with additional time limits.
 
-The limits equal the webhook's, which a test compares. The code differs: the webhook ends each answer after ten
-seconds and makes room by closing busy connections, while here an answer may be a stream of any length.
+The limits equal the webhook's, which a test compares. The code is not shared: the webhook ends each answer after ten
+seconds and may close busy connections for new ones, while here an answer may be a stream of any length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REQUEST_SECONDS: Final = (
     10.0  # from the first byte of a request to the last one of its answer, or to the first one of a stream
 )
 KEEP_ALIVE_SECONDS: Final = 120
-MOST_CONNECTIONS: Final = 500  # five for each viewer; each connection may hold one answer
+MOST_CONNECTIONS: Final = 500  # five for each viewer; the memory of each may hold one answer
 
 
 class Connection(H11Protocol):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from apiserver.client import Reach
 
-# Time without any data read by the peer, after which the kernel closes the connection.
+# Seconds for which the peer may leave sent data unacknowledged before the kernel closes the connection.
 SLOW_SECONDS: Final = 60
 GRACE_SECONDS: Final = 2  # wait for unfinished answers when the process ends
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -44,7 +44,7 @@ class Options:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which calls `ready` when it listens, and ends its streams at shutdown, because they would delay it."""
+    """uvicorn's server that calls `ready` when it listens, and ends its streams at shutdown, which they would delay."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(config)
@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle the signals that stop it; uvicorn raises them again, so that the exit code would not be 0."""
+        """Handle SIGTERM and SIGINT so that the exit code is 0; uvicorn itself would raise the signals again."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._leave)
         yield
@@ -69,7 +69,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(options: Options) -> socket.socket:
-    """Return the bound socket; raise CannotListen for an address reachable by others, or in use."""
+    """Return the bound socket; raise CannotListen for an address in use, or one that other machines can reach."""
     if options.host not in LOOPBACK:
         raise CannotListen(
             f"{options.host or 'every interface'} can be reached by others, and the page has no login:"

@@ -29,7 +29,7 @@ def encode(view: msgspec.Struct | None) -> bytes:
 
 
 class Viewing(StreamingResponse):
-    """A stream that is listed in `viewers` while it runs, so that viewers can be limited."""
+    """A streamed response that is in the set `viewers` while it runs, so that viewers can be limited."""
 
     def __init__(self, events: AsyncGenerator[str], viewers: set[object]) -> None:
         super().__init__(events, media_type=MEDIA_TYPE)
@@ -45,7 +45,7 @@ class Viewing(StreamingResponse):
 
 
 async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | None]) -> AsyncGenerator[str]:
-    """Yield events until the server stops; a slow reader skips intermediate states and delays no other."""
+    """Yield server-sent events until the server stops; a slow reader skips intermediate states and delays no other."""
     with watching.news() as news:
         sent: msgspec.Struct | None = None
         text = "event: view\ndata: null\n\n"
@@ -61,7 +61,7 @@ async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | 
 
 
 async def _wait(news: asyncio.Event) -> str:
-    """Wait for a new state; return what to send, a comment to keep the connection open on a time-out."""
+    """Wait for a new state and return ""; on a time-out return a comment that keeps the connection open."""
     try:
         async with asyncio.timeout(ALIVE_SECONDS):
             await news.wait()
@@ -71,7 +71,7 @@ async def _wait(news: asyncio.Event) -> str:
 
 
 def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
-    """Return the event for a viewer; of lists only the rows that differ."""
+    """Return the event with the new view, or with its changed rows only; empty if the view is unchanged."""
     if sent == now:
         return ""
     if now is None:
@@ -83,7 +83,7 @@ def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
 
 
 def _difference(sent: Any, now: Any) -> dict[str, Any]:
-    """Return all members but the rows, the new rows, and the order of all rows, old ones by their index."""
+    """Return the new view, in whose rows each row that was sent before is replaced by its old index."""
     places = {row: place for place, row in enumerate(sent.rows)}
     fields: dict[str, Any] = {name: getattr(now, name) for name in now.__struct_fields__}
     return {

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 USER_AGENT: Final = "corepin-dashboard"
 PAGE: Final = 100  # objects of one page: the annotations of a large node have 30 kB
-SETTLE_SECONDS: Final = 0.2  # time in which changes are gathered into one update
-# API servers do not cache events, so these watches have no bookmarks: the server ends a silent one before it
-# counts as dead.
+SETTLE_SECONDS: Final = 0.2  # seconds in which changes are coalesced into one update
+# Watches of Events get no bookmarks, because API servers do not cache Events. So the server must end a silent watch
+# before the client takes the connection for dead.
 EVENTS_SECONDS: Final = (60, 120)
 LOOK_SECONDS: Final = 2.0  # between checks for broken watches
 
@@ -47,7 +47,7 @@ class Watching:
         self._pods: ListWatch[Pod | None] = ListWatch(
             api, "/api/v1/pods", "", PodDecoder(), page=PAGE, accept=METADATA_ONLY
         )
-        # Whole objects, because an event's content is outside its metadata. Only events of agents.
+        # Only events of agents, as whole objects, because an event's content is not in its metadata.
         self._events: ListWatch[Event] = ListWatch(
             *(api, "/api/v1/events", f"source={PRODUCT}", EventDecoder(clock)),
             page=PAGE,
@@ -63,7 +63,7 @@ class Watching:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every list has been read once."""
+        """Return whether each of the three lists has been read once."""
         return all(watch.complete for watch in (self._nodes, self._pods, self._events))
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class Watching:
 
     @contextmanager
     def news(self) -> Iterator[asyncio.Event]:
-        """Yield an event that is set at each new state."""
+        """Yield an asyncio.Event that is set at each new state."""
         event = asyncio.Event()
         self._waiting.add(event)
         try:
@@ -90,7 +90,7 @@ class Watching:
             event.set()
 
     def end(self) -> None:
-        """Notify the waiting streams that there are no further states."""
+        """Wake the waiting streams, which then end because no more states follow."""
         self.is_over = True
         for event in self._waiting:
             event.set()
@@ -114,9 +114,9 @@ class Watching:
         return tuple(dict.fromkeys(watch.trouble for watch in watches if watch.trouble))
 
     def _look(self) -> None:
-        """Read the watches' objects.
+        """Build a new state from the watches' objects, and show it if it differs.
 
-        Kubelets update nodes and pods often; usually nothing relevant has changed.
+        Often it does not, because kubelets update nodes and pods without relevant changes.
         """
         old, was_complete, self._was_complete = self.cluster, self._was_complete, self.is_complete
         nodes = {node.name: node for node in self._nodes.items.values()}
@@ -126,7 +126,7 @@ class Watching:
             return
         homes = homes_of(pods, events, old.homes, old.pods)
         new = Cluster(nodes, pods, events, old.changes, old.since, troubles, homes)
-        # objects of the first state are not changes
+        # the objects of the first state are no changes
         self.show(replace(new, changes=self._changes(old, new)) if was_complete else new)
 
     def _changes(self, old: Cluster, new: Cluster) -> tuple[Change, ...]:

@@ -1,1 +1,1 @@
-"""Pages as values derived from the model: every text and number is computed here, not in the browser. Pure."""
+"""Contents of the pages, from the model: all texts and numbers are computed here, none in the browser. Pure."""

@@ -9,7 +9,7 @@ from dashboard.model.names import pod_of
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter; empty texts match everything. Namespace and policy match exactly, the others as parts of names."""
+    """A filter: namespace and policy must be equal, pod and node are parts of names; empty texts match everything."""
 
     namespace: str = ""
     pod: str = ""
@@ -18,7 +18,7 @@ class Filter:
 
     @property
     def is_of_owners(self) -> bool:
-        """Return whether the filter selects containers by namespace, pod or policy."""
+        """Return whether the filter has a namespace, pod or policy, so that it selects containers."""
         return bool(self.namespace or self.pod or self.policy)
 
     def takes_pod(self, key: str) -> bool:
@@ -36,7 +36,7 @@ class Filter:
 
 
 class OnePod(Filter):
-    """A filter for the containers of exactly one pod."""
+    """A filter that matches exactly one pod."""
 
     def takes_pod(self, key: str) -> bool:
         """Return whether the filter is for exactly this pod."""

@@ -1,4 +1,4 @@
-"""Texts about one container: its policy, the time since when it has its CPUs, and the proof by the kernel."""
+"""Texts about one container: its policy, since when it has its CPUs, and whether the kernel confirms them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TROUBLE: Final = "trouble"
 WAITING: Final = "waiting"
 OBSERVES: Final = "observes"
 SILENT: Final = "silent"
-PENDING: Final = "pending"  # of a container whose CPUs are not confirmed by the kernel yet
+PENDING: Final = "pending"  # health of a container whose CPUs the kernel has not confirmed yet
 
 _POLICIES: Final = {
     CPUPolicy.EXCLUSIVE.value: "CPUs of its own",
@@ -44,7 +44,7 @@ def plural(count: int, noun: str) -> str:
 def health_of_owner(owner: Owner, container: Container | None) -> str:
     """Return the health of a holder of CPUs.
 
-    A pool itself is always OK, because its containers show whether it works.
+    A pool is always OK, because its containers have a health of their own.
     """
     return OK if owner.policy == POD and container is None else health_of(container)
 
@@ -84,7 +84,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
 
 
 def _disturbances(container: Container) -> Iterator[Fact]:
-    """Yield how a container's interrupts deviate from its pod's policy, and the noise on its CPUs."""
+    """Yield facts about interrupts on a container's CPUs against its pod's policy, and about noise there."""
     if container.not_quiet:
         yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
     if container.not_kept:
@@ -102,7 +102,7 @@ def _policy(owner: Owner, container: Container | None) -> str:
 
 
 def proof(container: Container | None, owner: Owner | None = None) -> str:
-    """Return how far it is verified that a container runs on its CPUs."""
+    """Return a text on whether the kernel has confirmed that a container runs on its CPUs."""
     if container is None and owner and owner.policy == POD:
         return POOL_WORDS
     if container is None:
@@ -153,7 +153,7 @@ def _sentence(text: str) -> str:
 
 
 def machine(vm: Machine) -> Iterator[Fact]:
-    """Yield the CPUs of a virtual machine's threads."""
+    """Yield facts about the CPUs of a virtual machine's threads."""
     yield Fact("Kind", vm.kind)
     for number, cpus in enumerate(vm.vcpus):
         yield Fact(f"vCPU {number}", _on(cpus))

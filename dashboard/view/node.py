@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Core, Topology
     from published.node_pools import Pools
 
-MOST_WAITING: Final = 200  # refused claims that are listed; above the list stands the number of pods
+MOST_WAITING: Final = 200  # most refused claims in the list; the page also has their number of pods
 
 
 def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
@@ -60,7 +60,7 @@ def _near(pools: Pools) -> str:
 
 
 class _Drawn(NamedTuple):
-    """The drawing of a node with an agent."""
+    """The drawing of a node whose agent reports its CPUs."""
 
     sockets: tuple[Socket, ...] = ()
     owners: tuple[ShownOwner, ...] = ()
@@ -81,7 +81,7 @@ def _drawn(cluster: Cluster, pools: Pools, picture: Picture, wanted: Filter) -> 
 
 
 def _devices(cluster: Cluster, picture: Picture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield resource and NUMA nodes of the devices of the node's owners."""
+    """Yield resource and NUMA nodes of each container's devices on the node."""
     for owner in picture.owners:
         if container := cluster.container(owner.name):
             yield from ((device.resource, device.nodes) for device in container.devices)
@@ -106,7 +106,7 @@ def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) 
 
 
 def _signs(signs: Sequence[Key], shown: Mapping[int, tuple[Key, Use]]) -> Iterator[Sign]:
-    """Yield the legend of CPUs without an owner; the shared set is listed in full."""
+    """Yield the legend entries of CPUs without an owner, the shared set with all of its CPUs."""
     for key in signs:
         cpus = sorted(cpu for cpu, (other, _) in shown.items() if other is key)
         if cpus:
@@ -115,7 +115,7 @@ def _signs(signs: Sequence[Key], shown: Mapping[int, tuple[Key, Use]]) -> Iterat
 
 
 class _Cells(NamedTuple):
-    """Data for the cells of a machine."""
+    """Data from which the cells of a machine's CPUs are built."""
 
     keys: Sequence[Key]
     owners: Sequence[ShownOwner]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dashboard.model.records import Node
     from dashboard.view.filters import Filter
 
-MOST: Final = 1000  # rows sent to a browser
+MOST: Final = 1000  # most rows sent to a browser
 OBSERVES_WORDS: Final = (
     "only observes: the kubelet's static policy assigns the CPUs, or the agent is configured so"
 )
@@ -26,7 +26,7 @@ _FIRST: Final = (TROUBLE, WAITING, PENDING, OBSERVES, OK, SILENT)  # order of th
 
 
 def overview(cluster: Cluster, wanted: Filter) -> Overview:
-    """Return the nodes that match a filter, problems first, and the sums of all nodes."""
+    """Return the page of nodes: those that match a filter, problems first, and the sums of all nodes."""
     rows = [_row(cluster, node, wanted) for node in cluster.nodes.values() if wanted.takes_node(node.name)]
     if wanted.is_of_owners:
         rows = [row for row in rows if row.matches]

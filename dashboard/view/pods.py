@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from published.node_pools import Owner
     from published.pod_status import Container
 
-MOST: Final = 500  # rows sent to a browser
+MOST: Final = 500  # most rows sent to a browser
 _FIRST: Final = (TROUBLE, WAITING, PENDING, OK)
 NOTHING_SAID: Final = (
     "No agent has reported on this pod: it has no node yet, its containers have not begun, or nothing it asks"
@@ -68,7 +68,7 @@ def pod_page(cluster: Cluster, namespace: str, name: str) -> PodPage | None:
 
 
 def _held(cluster: Cluster, key: str) -> dict[str, Owner]:
-    """Return the owners of a pod by container name."""
+    """Return the node's entries (`Owner`) of a pod's containers that hold CPUs, by container name."""
     node = cluster.nodes.get(cluster.node_of.get(key, ""))
     owners = node.pools.owners if node and node.pools else {}
     return {container_of(name): owner for name, owner in owners.items() if pod_of(name) == key}
@@ -98,7 +98,7 @@ def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
 
 
 def _unexplained(owner: Owner | None) -> str:
-    """Return the reason of a card without a container in the pod's annotation."""
+    """Return the reason text for an owner of CPUs that the pod's annotation does not have."""
     if owner and owner.policy == POD:
         return f"The pool of the pod: {POOL_WORDS}."
     return "Holds CPUs; its pod does not say yet by which rules."
@@ -127,7 +127,7 @@ def _drawing(cluster: Cluster, node: str, namespace: str, name: str) -> NodePage
 
 
 def pods(cluster: Cluster, wanted: Filter) -> Pods:
-    """Return the containers that hold or wait for CPUs and match a filter, problems first."""
+    """Return the page of containers that hold or wait for CPUs and match a filter, problems first."""
     rows = [*_waiting_rows(cluster, wanted), *_holding_rows(cluster, wanted)]
     rows.sort(key=lambda row: (_FIRST.index(row.health), reading_order(row.key)))
     return Pods(tuple(rows[:MOST]), max(0, len(rows) - MOST), namespaces(cluster), cluster.troubles)

@@ -1,4 +1,4 @@
-"""Recent events: the agents' events, and changes observed while the page runs."""
+"""Recent events: the agents' events, and changes that the dashboard observed since its start."""
 
 from __future__ import annotations
 

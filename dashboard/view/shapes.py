@@ -1,4 +1,4 @@
-"""Structs of the JSON that the pages in the browser read."""
+"""Structs of the JSON documents for the browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Number of CPUs of a node with one use."""
+    """Number of a node's CPUs with the same use."""
 
     use: str
     count: int
@@ -64,13 +64,13 @@ class Cell(msgspec.Struct, frozen=True, rename="camel"):
     sign: str
     use: str
     owner: int  # position of the owner in the list of owners; -1: none
-    role: str  # sign for the role of the virtual machine's thread on it
+    role: str  # sign for the role of the virtual machine's thread on this CPU; empty: none
     text: str
     dim: bool  # True: the filter does not select it
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Cores that share a last-level cache, each as its siblings."""
+    """Cores that share a last-level cache, each as the list of its sibling CPUs."""
 
     title: str
     cores: tuple[tuple[Cell, ...], ...]
@@ -149,7 +149,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     machine: str
     parts: tuple[Part, ...]
     free: int
-    near: str  # numbers of free CPUs beside devices; empty: these are not counted
+    near: str  # text with the numbers of free CPUs beside devices; empty: these are not counted
     sockets: tuple[Socket, ...]
     owners: tuple[ShownOwner, ...]
     signs: tuple[Sign, ...]
@@ -161,7 +161,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ContainerCard(msgspec.Struct, frozen=True):
-    """One container, as the page of its pod shows it."""
+    """One container on the page of its pod."""
 
     name: str
     health: str

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Role(NamedTuple):
-    """The role of a CPU for a machine: a sign for its cell, and a description."""
+    """The virtual machine's threads on a CPU: a sign for the cell, and a description."""
 
     sign: str
     text: str
 
 
 def roles_of(cluster: Cluster, picture: Picture) -> Mapping[int, Role]:
-    """Return the roles of the CPUs held by pods of virtual machines."""
+    """Return the role of each CPU that a pod with a virtual machine holds, by CPU number."""
     held: dict[str, CPUSet] = {}
     for owner in picture.owners:
         held[pod_of(owner.name)] = held.get(pod_of(owner.name), EMPTY) | owner.cpus
@@ -48,7 +48,7 @@ def _roles(vm: Machine) -> Iterator[tuple[CPUSet, Role]]:
 
 
 def _together(roles: list[Role]) -> Role:
-    """Return the first sign with all descriptions; several vCPUs on one CPU are counted."""
+    """Return the roles on one CPU as one: the first sign, and the first descriptions with the number of others."""
     texts = [role.text for role in roles]
     if len(texts) > 4:
         texts = [*texts[:3], f"{len(texts) - 3} more"]
