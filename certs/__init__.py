@@ -1,1 +1,1 @@
-"""Certificates for the webhook: CA, leaves and rotation. Imports nothing else of corepin."""
+"""Certificates of the webhook: CA, server certificates and their rotation. Imports nothing else of corepin."""

@@ -1,7 +1,7 @@
 """API objects of a rotation: one Secret, the caBundles of named webhook configurations, and events.
 
-Uses the lowest level of the `kubernetes` package, which supports kubeconfigs and projected tokens and returns plain
-JSON. Every write names the version that was read, so that a concurrent change is a `Conflict` and never
+It uses the lowest level of the `kubernetes` package, which supports kubeconfigs and projected tokens and returns plain
+JSON. Every write has the resourceVersion that was read, so that a concurrent change raises `Conflict` and is never
 overwritten.
 """
 
@@ -35,7 +35,7 @@ ADMISSION: Final = "/apis/admissionregistration.k8s.io/v1"
 
 
 class ClusterError(Exception):
-    """A request to the API server failed; the message says which and why."""
+    """A request to the API server failed; the message has the request and the reason."""
 
 
 class Conflict(ClusterError):
@@ -48,7 +48,7 @@ class Missing(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A webhook configuration: the caBundle of each entry, in order."""
+    """A webhook configuration, with the caBundle of each of its webhooks, in order."""
 
     kind: str
     name: str
@@ -58,7 +58,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Keys to write into the Secret; None removes a key."""
+    """Keys and annotations to write into the Secret; None removes one."""
 
     data: Mapping[str, bytes | None]
     annotations: Mapping[str, str | None]
@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A Kubernetes event about the Secret; a warning asks for an operator's attention."""
+    """A Kubernetes event about the Secret; a warning needs an operator's attention."""
 
     reason: str
     message: str
@@ -74,7 +74,7 @@ class Event:
 
 
 class Cluster(Protocol):
-    """API access of a rotation."""
+    """Access to the API objects of a rotation."""
 
     def secret(self) -> Secret:
         """Return the Secret with the certificates."""
@@ -107,7 +107,7 @@ class Names:
 
 
 def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
-    """Return a client with the pod's account, or with the user's kubeconfig if one is named or there is no pod."""
+    """Return a client with the pod's account; with the kubeconfig if KUBECONFIG is set, or outside of a pod."""
     settings = ClientConfiguration()
     try:
         if "KUBERNETES_SERVICE_HOST" in environ and "KUBECONFIG" not in environ:
@@ -118,14 +118,14 @@ def client(environ: Mapping[str, str] = os.environ) -> ApiClient:
         raise ClusterError(
             f"no cluster can be asked ({str(error).rstrip('.')}): set KUBECONFIG, or run in a pod"
         ) from error
-    settings.retries = False  # the loop retries, with fresh observations
+    settings.retries = False  # the loop retries after reading the objects again
     api = ApiClient(settings)
     api.user_agent = "corepin-certs"  # name in audit logs, and of the field manager
     return api
 
 
 class KubeCluster:
-    """Implementation with the Kubernetes API."""
+    """Access to the API objects of a rotation in a cluster (interface `Cluster`)."""
 
     def __init__(self, api: ApiClient, names: Names) -> None:
         self._api = api
@@ -143,7 +143,7 @@ class KubeCluster:
         return Secret(data, metadata.get("annotations") or {}, metadata["resourceVersion"])
 
     def configurations(self) -> tuple[Configuration, ...]:
-        """Return the existing ones; both kinds may have the same name."""
+        """Return the named configurations that exist; a mutating and a validating one may have the same name."""
         found = (self._configuration(kind, name) for name in self._names.configurations for kind in KINDS)
         return tuple(configuration for configuration in found if configuration)
 

@@ -19,7 +19,7 @@ SYNC_IS_LATE: Final = timedelta(minutes=5)  # a kubelet updates a mounted Secret
 
 
 def done(step: Step) -> Event | None:
-    """Return the event of a completed step; None for bookkeeping."""
+    """Return the event of a completed step; None for steps that only write or remove marks."""
     match step:
         case CreateCA():
             return Event(
@@ -72,7 +72,7 @@ def _about_replicas(seen: Seen) -> Iterator[Event]:
 
 
 def _is_late(seen: Seen) -> bool:
-    """Return whether every replica should have the leaf by now: kubelets deliver it within minutes."""
+    """Return whether the leaf is so old that kubelets should have delivered it to every replica."""
     leaf = seen.secret.leaf.certificate
     return leaf is not None and seen.now > leaf.not_valid_before_utc + CLOCK_SKEW + SYNC_IS_LATE
 
@@ -82,13 +82,13 @@ def _warning(reason: str, message: str) -> Event:
 
 
 class Once:
-    """Filter that passes an event when its condition begins, then once an hour; a restart begins anew."""
+    """Filter that passes an event when its condition begins, then once an hour; not saved across restarts."""
 
     def __init__(self) -> None:
         self._emitted: dict[Event, datetime] = {}
 
     def new(self, lasting: Iterable[Event], now: datetime) -> list[Event]:
-        """Return the events that are due; conditions that have ended are forgotten."""
+        """Return the events of current conditions that are due; forget conditions that have ended."""
         current = list(lasting)
         self._emitted = {event: when for event, when in self._emitted.items() if event in current}
         fresh = [

@@ -1,4 +1,4 @@
-"""Atomic writes of certificates and keys: readers never see partial files, nor other users a private key."""
+"""Atomic writes of certificate and key files; other users can never read a private key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_over(path: Path, content: bytes, mode: int) -> None:
 
 
 def _written_beside(path: Path, content: bytes, mode: int) -> Path:
-    """Return a complete file with the mode, in the same directory under a name unique to this process."""
+    """Write a complete temporary file in the same directory, with a name unique to this process; return its path."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         partial.unlink()

@@ -1,6 +1,6 @@
-"""A certificate authority and its certificates, ECDSA P-256, as PEM bytes.
+"""A certificate authority and its server certificates, ECDSA P-256, as PEM bytes.
 
-The interface hides X.509: `CA.create(...).issue_cert("web", ...)` returns a `LeafCert`.
+Callers need no X.509 types: `CA.create(...).issue_cert("web", ...)` returns a `LeafCert`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ORGANIZATION: Final = "corepin"
 CLOCK_SKEW: Final = timedelta(minutes=5)  # a node's clock may be behind the issuer's
 CA_DAYS: Final = 3650
 LEAF_DAYS: Final = 365
-KEY_ID_SHOWN: Final = 12  # hexadecimal digits in an authority's name
+KEY_ID_SHOWN: Final = 12  # hexadecimal digits of the key's id in an authority's name
 COMMON_NAME_LIMIT: Final = 64  # limit of X.520; clients read the subject alternative names
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -31,7 +31,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class BadName(Exception):
-    """A name for which no certificate can be issued."""
+    """No certificate can be issued for a name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CA:
         days: int = LEAF_DAYS,
         now: datetime | None = None,
     ) -> LeafCert:
-        """Return a server certificate for the names and addresses, limited to the validity of its authority."""
+        """Return a server certificate for DNS names and IP addresses, valid at most as long as its authority."""
         if not dns_names and not addresses:
             raise BadName("a certificate needs a DNS name or an address")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -132,7 +132,7 @@ def _builder(
     days: int,
     latest: datetime | None = None,
 ) -> x509.CertificateBuilder:
-    """Return a builder with the fields common to all certificates; `latest` limits the validity."""
+    """Return a builder with the fields that all certificates have; the certificate is valid until `latest` at most."""
     ends = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""Contents of the Secret. The content is not trusted: each part is usable, absent, or damaged with a reason."""
+"""Parser of the Secret's content, which is not trusted: each part is usable, absent, or damaged with a reason."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LEAF_CERT: Final = "tls.crt"
 LEAF_KEY: Final = "tls.key"
 CA_CERT: Final = "ca.crt"  # the CA that signed the leaf, and signs the next leaves
 CA_KEY: Final = "ca.key"
-NEXT_CERT: Final = "next-ca.crt"  # the CA that is being published, and will sign the next leaf
+NEXT_CERT: Final = "next-ca.crt"  # the CA that is being added to the caBundles, and will sign the next leaf
 NEXT_KEY: Final = "next-ca.key"
 OLD_CERTS: Final = "old-ca.crt"  # one or several CAs that signed leaves which a replica may still serve
 KEYS: Final = (LEAF_CERT, LEAF_KEY, CA_CERT, CA_KEY, NEXT_CERT, NEXT_KEY, OLD_CERTS)
 
 MANAGED: Final = "certs.corepin.io/managed"  # "true": rotation may replace any content of the Secret
-PUBLISHED: Final = "certs.corepin.io/published"  # start of the wait after every caBundle had the signer
-SHOWN: Final = "certs.corepin.io/shown"  # start of the wait after every replica served the leaf certificate
-ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator asks for a new CA now
+PUBLISHED: Final = "certs.corepin.io/published"  # time since which every caBundle has the signing CA
+SHOWN: Final = "certs.corepin.io/shown"  # time since which every replica serves the leaf certificate
+ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator requests a new CA now
 
 Anchors = frozenset[x509.Certificate]
 
@@ -44,7 +44,7 @@ class Secret:
 
 
 class Mark(NamedTuple):
-    """Start time of a wait, with the certificate's fingerprint."""
+    """Start time of a wait, with the fingerprint of the certificate that it is about."""
 
     since: datetime
     fingerprint: str
@@ -65,14 +65,14 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A certificate of the Secret with its private key, unless that is unusable."""
+    """A certificate in the Secret and its private key; each is None if it is absent or unusable."""
 
     certificate: x509.Certificate | None = None
     private_key: ec.EllipticCurvePrivateKey | None = None
 
     @property
     def authority(self) -> CA | None:
-        """Return the pair as an authority that can sign."""
+        """Return the pair as an authority that can sign; None if certificate or key is missing."""
         return CA(self.certificate, self.private_key) if self.certificate and self.private_key else None
 
 
@@ -93,18 +93,18 @@ class Material:
 
     @property
     def anchors(self) -> Anchors:
-        """Return every authority of which a replica may serve a leaf, now or soon."""
+        """Return the certificates of all CAs in the Secret, whose leaves replicas may serve now or soon."""
         own = (self.ca.certificate, self.next_ca.certificate)
         return frozenset(self.old).union(certificate for certificate in own if certificate)
 
     @property
     def has_marks(self) -> bool:
-        """Return whether a wait has been started."""
+        """Return whether the Secret has the start time of a wait."""
         return bool(self.published or self.shown)
 
 
 def read(secret: Secret) -> Material:
-    """Parse the content of the Secret."""
+    """Return the parsed content of the Secret."""
     parts = _Parts(secret.data)
     ca, next_ca = parts.authority(CA_CERT, CA_KEY), parts.authority(NEXT_CERT, NEXT_KEY)
     annotations = secret.annotations
@@ -142,7 +142,7 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
-    """Return certificates as one PEM text, which is equal for equal sets."""
+    """Return certificates as one PEM text in a fixed order, so that equal sets give equal texts."""
     return b"".join(
         certificate.public_bytes(Encoding.PEM)
         for certificate in sorted(
@@ -187,7 +187,7 @@ class _Parts:
         return Pair()
 
     def pair(self, cert_name: str, key_name: str) -> Pair:
-        """Return a pair; a key that does not match the certificate is left out."""
+        """Return the certificate and key in two keys of the Secret, without a key that does not match."""
         certificates, key = self.certificates(cert_name), self._private_key(key_name)
         certificate = certificates[0] if certificates else None
         if certificate and key and certificate.public_key() != key.public_key():
@@ -221,7 +221,7 @@ class _Parts:
         return None
 
     def _miss(self, *names: str) -> None:
-        """Record the missing half of a pair."""
+        """Record a problem if exactly one of these keys of the Secret is missing."""
         missing = [name for name in names if not self._data.get(name)]
         if len(missing) == 1:
             self.problems.append(Problem(missing[0], "is missing"))

@@ -39,7 +39,7 @@ class Metrics:
         return Counter(f"corepin_certs_{name}", text, labels, registry=self.registry)
 
     def show(self, seen: Seen, step: Step) -> None:
-        """Update the gauges with an observation and the step that follows from it."""
+        """Set the gauges from an observation and the step that was decided on it."""
         secret = seen.secret
         self._not_after.clear()
         for name, pair in (("leaf", secret.leaf), ("ca", secret.ca), ("next-ca", secret.next_ca)):

@@ -1,4 +1,4 @@
-"""Probe of the certificate that each replica serves: resolve names, connect, compare. Nothing is sent."""
+"""Read the certificate that each replica serves: resolve names, connect, do a TLS handshake. No request is sent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Probe:
 
 
 def resolve(name: Address) -> frozenset[Address]:
-    """Return every address of a name; none if it does not resolve, which proves nothing about the replicas."""
+    """Return every address of a name; none if it does not resolve, although replicas may run then."""
     try:
         found = socket.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     except OSError:

@@ -1,6 +1,6 @@
-"""Decision of the next step of issuing and rotating certificates. Pure: no I/O, no clock, no state, no randomness.
+"""Choose the next step of issuing and rotating certificates. Pure: no I/O, no clock, no state, no randomness.
 
-Invariant: each caBundle contains the authority of every leaf that any replica can serve.
+Invariant: each caBundle contains the CA of every leaf (server certificate) that any replica can serve.
 
 1. Add a new CA to the Secret, beside the one that signs.
 2. Add it to every caBundle, and read it back.
@@ -9,7 +9,7 @@ Invariant: each caBundle contains the authority of every leaf that any replica c
 5. Wait until every replica has served the new leaf for longer than a kubelet takes to update a mounted Secret.
 6. Remove the old CA from the Secret, then from the caBundles.
 
-Renewing the leaf alone is 4 and 5. A bundle only loses authorities in step 6.
+To renew only the leaf, steps 4 and 5 suffice. CAs are removed from a caBundle in step 6 only.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from certs.issue import CA
     from certs.material import Pair
 
-# Share of its life after which a CA is renewed: the rotation ends before a third is left.
+# Share of its validity after which a certificate is renewed.
 LIFE_BEFORE_RENEWAL: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class RotationSettings:
-    """Waits between the steps of a rotation, and how long certificates are valid."""
+    """DNS names of the leaf, waits between the steps of a rotation, and validity periods."""
 
     dns_names: tuple[str, ...]
     settle: timedelta = timedelta(seconds=60)
@@ -55,7 +55,7 @@ class RotationSettings:
 
 
 class Place(NamedTuple):
-    """One entry of a webhook configuration."""
+    """One webhook, by its index in a webhook configuration."""
 
     kind: str
     name: str
@@ -64,14 +64,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The observation that a decision is based on."""
+    """Observed state from which the next step is chosen."""
 
     secret: Material
     published: Mapping[Place, Anchors]
     now: datetime
     # Certificate that each replica serves, in DER, by address; None: no answer.
     shown: Mapping[str, bytes | None] = field(default_factory=dict)
-    is_clock_doubtful: bool = False  # the clock jumped since the last look, so that waits start anew
+    is_clock_doubtful: bool = False  # the clock jumped since the last observation, so that waits start again
 
     @property
     def signer(self) -> CA | None:
@@ -80,7 +80,7 @@ class Seen:
 
     @property
     def next_authority(self) -> CA | None:
-        """Return the authority that a rotation introduces."""
+        """Return the new CA of a rotation in progress; None if there is none, or it is not valid."""
         return self._authority(self.secret.next_ca)
 
     def _authority(self, pair: Pair) -> CA | None:
@@ -88,7 +88,7 @@ class Seen:
 
     @property
     def extras(self) -> Anchors:
-        """Return the valid authorities that are trusted besides the signer."""
+        """Return the unexpired CAs other than the signer that are old or in a caBundle."""
         trusted = frozenset(self.secret.old).union(*self.published.values())
         signer = self.signer
         return frozenset(
@@ -129,65 +129,65 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Change nothing, because an operator has to decide."""
+    """Step: change nothing, because an operator has to decide."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CreateCA:
-    """Write a new CA into the Secret, beside the one that signs."""
+    """Step: write a new CA into the Secret, in addition to the one that signs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write the caBundles of webhook configurations."""
+    """Step: write the caBundles of webhook configurations."""
 
     bundles: Mapping[Place, Anchors]
-    is_repair: bool = False  # the missing CA had been published before, or should have been
+    is_repair: bool = False  # a caBundle lacks the CA of the leaf in use
 
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """Remove the start time of a wait."""
+    """Step: remove the start times of waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkPublished:
-    """Record the time from which every caBundle has the signer."""
+    """Step: record the time since which every caBundle has the signer."""
 
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class MarkShown:
-    """Record the time from which every replica serves the leaf."""
+    """Step: record the time since which every replica serves the leaf."""
 
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class IssueLeaf:
-    """Write a new leaf into the Secret; if the next CA signed it, that becomes the CA."""
+    """Step: write a new leaf into the Secret; if the next CA signs it, that becomes the CA."""
 
     signer: CA
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetOld:
-    """Remove the old CAs from the Secret."""
+    """Step: remove the old CAs from the Secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Remove all authorities but the CA from the caBundles."""
+    """Step: remove all CAs except the current one from the caBundles."""
 
     bundles: Mapping[Place, Anchors]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again at a given time, or at the next change."""
+    """Step: observe again at a given time, or at the next change."""
 
     reason: str
     until: datetime | None = None
@@ -195,7 +195,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Do nothing, because nothing is due."""
+    """Step: do nothing, because nothing is due."""
 
 
 Step = (
@@ -228,13 +228,13 @@ def next_step(seen: Seen, settings: RotationSettings) -> Step:
 
 
 def renewal_of(certificate: x509.Certificate) -> datetime:
-    """Return the time at which a certificate is to be renewed."""
+    """Return the time from which a certificate is due for renewal."""
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begins + (ends - begins) * LIFE_BEFORE_RENEWAL
 
 
 def _refusal(seen: Seen) -> Refuse | None:
-    """Refuse to change certificates of another writer."""
+    """Return Refuse if another program wrote the Secret's content, else None."""
     secret = seen.secret
     if secret.is_managed or not secret.present:
         return None
@@ -250,7 +250,7 @@ def _doubt(seen: Seen) -> Unmark | None:
 
 
 def _publication(seen: Seen) -> Publish | Unmark | None:
-    """Add every authority of the Secret to every bundle; first remove the marks, because waits start anew."""
+    """Return the step that adds missing CAs to caBundles, or first one that removes marks; None if none is missing."""
     needed = frozenset(anchor for anchor in seen.secret.anchors if not seen.is_expired(anchor))
     lacking = {place: held for place, held in seen.published.items() if not needed <= held}
     if not lacking:
@@ -262,7 +262,7 @@ def _publication(seen: Seen) -> Publish | Unmark | None:
 
 
 def _is_repair(seen: Seen) -> bool:
-    """Return whether a bundle lacks the CA of the leaf in use."""
+    """Return whether any caBundle lacks the CA of the leaf in use."""
     serving = seen.secret.ca.certificate
     if serving is None or seen.secret.leaf.certificate is None:
         return False
@@ -274,13 +274,17 @@ def _unexpired(seen: Seen, anchors: Anchors) -> Anchors:
 
 
 def _authority(seen: Seen) -> CreateCA | None:
-    """Start one rotation at a time; unless the CA is due, wait while replicas still need an old one."""
+    """Return CreateCA if a new CA is needed, else None.
+
+    A new CA is needed if there is no valid one, or it is due. If an operator requests one, it is created once no old CA
+    is left, so that one rotation follows the other.
+    """
     secret = seen.secret
     if seen.signer is None:
         return CreateCA()
     if seen.next_authority:
         return None
-    # A rotation was begun, and the next CA was damaged since then.
+    # A rotation had begun, and its new CA is now damaged or expired.
     was_begun = not secret.present.isdisjoint({NEXT_CERT, NEXT_KEY})
     if was_begun or seen.is_due(seen.signer.certificate):
         return CreateCA()
@@ -289,7 +293,7 @@ def _authority(seen: Seen) -> CreateCA | None:
 
 
 def _leaf(seen: Seen, settings: RotationSettings) -> IssueLeaf | MarkPublished | Wait | None:
-    """Replace a leaf that is due or unusable, as soon as its authority is trusted everywhere."""
+    """Return the step that replaces a due or unusable leaf, or the wait until its CA is trusted; else None."""
     signer, leaf = seen.signer, seen.secret.leaf
     if signer is None:
         raise ValueError("a leaf is decided on before there is an authority")
@@ -302,7 +306,7 @@ def _leaf(seen: Seen, settings: RotationSettings) -> IssueLeaf | MarkPublished |
 
 
 def _must_replace(seen: Seen, settings: RotationSettings) -> bool:
-    """Return whether a leaf is unusable or due."""
+    """Return whether the leaf is unusable, due for renewal, or lacks a DNS name."""
     leaf = seen.secret.leaf
     if leaf.certificate is None or leaf.private_key is None:
         return True
@@ -330,12 +334,12 @@ def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait
 
 
 def _since(seen: Seen, mark: Mark | None, wanted: str) -> datetime | None:
-    """Return the time of a mark if its fingerprint is that of the given certificate and the time is not in the future."""
+    """Return the time of a mark if it has the fingerprint `wanted` and is not in the future, else None."""
     return mark.since if mark and mark.fingerprint == wanted and mark.since <= seen.now else None
 
 
 def _retirement(seen: Seen, settings: RotationSettings) -> Step | None:
-    """Drop old authorities once no replica can serve a leaf of them."""
+    """Return the step that removes old CAs, once no replica can serve a leaf of theirs; else the wait, or None."""
     if seen.extras:
         obstacle = _showing(seen, settings.kubelet_sync)
         if obstacle:
@@ -348,7 +352,7 @@ def _retirement(seen: Seen, settings: RotationSettings) -> Step | None:
 
 
 def _showing(seen: Seen, kubelet_sync: timedelta) -> MarkShown | Unmark | Wait | None:
-    """Wait until every replica has served the leaf long enough; return None then."""
+    """Return the step by which to wait until every replica has served the leaf for `kubelet_sync`; None afterwards."""
     leaf = seen.secret.leaf.certificate
     if leaf is None or not seen.shown or seen.stale or seen.silent:
         return Unmark() if seen.secret.shown else Wait(_unshown(seen))

@@ -1,7 +1,7 @@
-"""Rotation loop: observe, decide, act, observe again. No state is needed between two passes.
+"""Rotation loop: observe the API objects and replicas, choose a step, take it, and repeat.
 
-After a kill at any point the next process continues from the last write. Memory only holds the clock's course (a jump
-restarts waits) and which warnings were emitted.
+If the process is killed at any point, the next one continues from the last write. Only two things are kept in memory:
+the offset of the clocks, because a jump restarts waits, and the warnings that were emitted.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from certs.material import Anchors
     from certs.metrics import Metrics
 
-# Jump of the wall clock: longer than scheduling delays, shorter than any wait.
+# Least jump of the wall clock that restarts waits: longer than scheduling delays, shorter than any wait.
 JUMP: Final = timedelta(seconds=5)
-# Steps in a row; a whole rotation has about ten, and more mean two writers that undo each other.
+# Most steps in a row; a whole rotation has about ten, and more mean that two writers undo each other's steps.
 STEPS_AT_ONCE: Final = 50
 UNMARKED: Final[Mapping[str, str | None]] = {PUBLISHED: None, SHOWN: None}
 
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
-    """The wall clock and the monotonic clock that a rotation reads."""
+    """A wall clock and a monotonic clock."""
 
     def now(self) -> datetime:
         """Return the wall clock's time."""
@@ -75,7 +75,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The system's clocks."""
+    """The system's clocks (interface `Clock`)."""
 
     def now(self) -> datetime:
         """Return the wall clock's time."""
@@ -88,7 +88,7 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """An observation, with the object versions for optimistic locking."""
+    """An observation, with the read objects and versions for optimistic locking."""
 
     seen: Seen
     version: str
@@ -116,7 +116,7 @@ class Rotator:
         self._once = events.Once()
 
     def settle(self) -> Wait | Rest | Refuse:
-        """Take all steps that are possible now, and return the reason to stop."""
+        """Take all steps that are possible now; return the last one, which is a wait, rest or refusal."""
         for _ in range(STEPS_AT_ONCE):
             try:
                 step = self.take_step()
@@ -131,7 +131,7 @@ class Rotator:
         raise ClusterError(f"not done after {STEPS_AT_ONCE} steps: does another program write the Secret?")
 
     def take_step(self) -> Step:
-        """Observe and take one step.
+        """Observe, take one step and return it.
 
         Raise Conflict if another writer was faster, ClusterError if a request failed.
         """
@@ -144,7 +144,7 @@ class Rotator:
         return step
 
     def look(self) -> Look:
-        """Read everything that a decision is based on."""
+        """Read the Secret, the webhook configurations and the replicas' certificates."""
         self._metrics.passes.inc()
         secret = self._cluster.secret()
         configurations = self._cluster.configurations()
@@ -159,7 +159,7 @@ class Rotator:
         return Look(seen, secret.version, configurations)
 
     def act(self, step: Step, look: Look) -> None:
-        """Take a step decided on an observation; it is idempotent and safe to be killed at any point."""
+        """Take a step that was chosen from an observation; idempotent, and safe to be killed at any point."""
         match step:
             case Wait() | Rest() | Refuse():
                 pass
@@ -169,7 +169,7 @@ class Rotator:
             case _:
                 self._cluster.write_secret(self._change(step, look.seen), look.version)
                 self._note(step)
-        self._is_doubtful = False  # there is no mark left that a jump of the clock could have made wrong
+        self._is_doubtful = False  # no mark from before a jump of the clock is left
 
     def _note(self, step: Step) -> None:
         self._metrics.steps.labels(type(step).__name__).inc()
@@ -180,7 +180,7 @@ class Rotator:
     def _change(
         self, step: CreateCA | Unmark | MarkPublished | MarkShown | IssueLeaf | ForgetOld, seen: Seen
     ) -> Change:
-        """Return the step's change of the Secret."""
+        """Return the change of the Secret that a step makes."""
         match step:
             case CreateCA():
                 return self._new_authority(seen)
@@ -202,7 +202,7 @@ class Rotator:
         return Change({NEXT_CERT: ca.cert, NEXT_KEY: ca.key}, {MANAGED: "true", ROTATE: None, **UNMARKED})
 
     def _new_leaf(self, signer: CA, seen: Seen) -> Change:
-        """Return a new leaf; a new signer becomes the CA, and the former CA becomes old."""
+        """Return the Secret's change for a new leaf; if the next CA signs it, that becomes the current CA."""
         settings, secret = self._settings, seen.secret
         leaf = signer.issue_cert(*settings.dns_names, days=settings.leaf_days, now=seen.now)
         data: dict[str, bytes | None] = {LEAF_CERT: leaf.cert, LEAF_KEY: leaf.key}
@@ -239,7 +239,7 @@ class Rotator:
         return self._clock.now().timestamp() - self._clock.elapsed()
 
     def _has_jumped(self) -> bool:
-        """Return whether the clock has jumped since the last valid start of a wait."""
+        """Return whether the wall clock has jumped since the last step, so that marks may be wrong."""
         offset = self._offset()
         if abs(offset - self._drift) > JUMP.total_seconds():
             self._is_doubtful = True
