@@ -1,1 +1,1 @@
-"""Small client of the API server: access, errors, backoff, lists and watches. Independent of corepin's objects."""
+"""Small client for the Kubernetes API server: access, errors, backoff, lists and watches of any objects."""

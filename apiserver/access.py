@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-REMEDY: Final = "write one there that the API server issued"  # remedy for a missing token
+REMEDY: Final = "write one there that the API server issued"  # remedy for a missing token file
 
 
 @dataclass(frozen=True, slots=True)

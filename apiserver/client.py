@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
-# No time-out for a free connection: each holder returns its connection in time. A time-out can also hit a
+# No time-out for the wait for a free connection, because each request ends in time. Such a time-out can also hit a
 # connection that was just assigned, which httpcore 1.0 then never returns to the pool.
 APPLY_SECONDS: Final = httpx.Timeout(15, connect=5, pool=None)
 # An agent has a watch of pods, of its node and, with claims, of its ResourceSlices. A write may be slow, for example
@@ -33,7 +33,7 @@ JSON: Final = "application/json"
 
 
 class Reach(Protocol):
-    """API server URL, CA and credentials: `apiserver.access` of a pod, or those of a kubeconfig."""
+    """Interface for URL, CA and credentials of an API server, from a pod's account or from a kubeconfig."""
 
     @property
     def url(self) -> str:
@@ -84,7 +84,7 @@ class Api:
         await self._client.aclose()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
-        """Return the body of a resource or list."""
+        """Return the response body with an object or list."""
         return await self._send("GET", path, params=params)
 
     async def page(
@@ -100,19 +100,19 @@ class Api:
         return body
 
     async def patch(self, path: str, body: Any, content_type: str = MERGE_PATCH, accept: str = JSON) -> bytes:
-        """Patch a resource."""
+        """Patch an object; return the response body."""
         return await self._send("PATCH", path, body=body, content_type=content_type, accept=accept)
 
     async def create(self, path: str, body: Any) -> bytes:
-        """Create a resource."""
+        """Create an object in a collection; return the response body."""
         return await self._send("POST", path, body=body)
 
     async def replace(self, path: str, body: Any) -> bytes:
-        """Replace a resource; raise Conflict if `body` has an older resource version."""
+        """Replace an object; return the response body; raise Conflict if `body` has an older resourceVersion."""
         return await self._send("PUT", path, body=body)
 
     async def delete(self, path: str) -> None:
-        """Delete a resource."""
+        """Delete an object."""
         await self._send("DELETE", path)
 
     async def lines(
@@ -189,8 +189,8 @@ class Api:
 
 
 async def _lines(response: httpx.Response, longest: int | None) -> AsyncGenerator[bytes]:
-    """Yield complete lines; httpx's line reader decodes, and splits at Unicode separators inside JSON."""
-    # Chunks of one line, joined once, because a line of megabytes arrives in hundreds of them.
+    """Yield the lines of a response, not by httpx's reader, which also splits at Unicode separators inside JSON."""
+    # Chunks of the current line; they are joined once, because a line of megabytes arrives in hundreds of chunks.
     begun: list[bytes] = []
     size = 0
     async for chunk in response.aiter_bytes():
@@ -226,7 +226,7 @@ def _error(code: int, body: bytes, headers: Mapping[str, str]) -> APIError:
     if code in BUSY or code == httpx.codes.UNAUTHORIZED:
         after = headers.get("retry-after", "")
         if code in INTERNAL or (code == httpx.codes.TOO_MANY_REQUESTS and not after):
-            return Failed(text)  # without Retry-After it is the limit of a namespace or object
+            return Failed(text)  # without Retry-After a 429 is about one namespace or object
         return Busy(text, float(after) if after.isdecimal() else None)
     return Refused(text)
 

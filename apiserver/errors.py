@@ -1,11 +1,11 @@
-"""Errors of the API server, translated once at the HTTP edge.
+"""Errors of requests to the API server, into which `apiserver.client` translates status codes and HTTP errors.
 
 APIError
   +- Unavailable   no answer; retry later
-  |    +- Busy         it asks to retry later (429, 5xx)
-  |         +- Failed      it failed at this request; others may succeed
+  |    +- Busy         the API server requests a later retry (429, 5xx)
+  |         +- Failed      only this request failed; others may succeed
   +- Gone          the object does not exist; nothing to do
-  +- Refused       it refused the request; the message has reason and remedy
+  +- Refused       the API server refused the request; the message has reason and remedy
   |    +- Conflict     the object was changed since it was read
   +- Expired       the requested resource version is too old: list again
   +- TooLong       the answer exceeds its size limit

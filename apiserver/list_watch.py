@@ -1,7 +1,7 @@
 """Local cache of API objects: list once, then watch, and recover from any failure.
 
 A broken watch resumes at its resource version; if the server has dropped that history (410), it lists again. While
-the server is unreachable, the known objects are kept: none counts as deleted.
+the server is unreachable, the known objects are kept.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _object = msgspec.json.Decoder(_Object)
 
 
 class ListWatch(Generic[Item]):
-    """Cache of the objects of one path that match a field selector ("" for all), by uid.
+    """Cache by uid of the objects at one path that match a field selector ("" for all).
 
-    `kept` returns what to keep of an object.
+    `decoder` returns the part of an object to keep, `kept` an empty mapping for these.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ListWatch(Generic[Item]):
         self.trouble = ""
 
     async def _follow(self, changed: Callable[[], None], backoff: Backoff) -> None:
-        """Apply events until the server ends the watch; a watch with an event counts as a success."""
+        """Apply events until the server ends the watch; reset the backoff after each event."""
         params = {**self._selector, "resourceVersion": self._version}
         began = asyncio.get_running_loop().time()
         watch = events(self._api, self._path, params, self._seconds, self._accept.watched)
@@ -140,7 +140,7 @@ class ListWatch(Generic[Item]):
                 backoff.reset()
         self.trouble = ""
         if asyncio.get_running_loop().time() - began < 1:
-            # A watch that ends at once must not be opened again and again.
+            # If a watch ends at once, wait before it is opened again.
             await self._sleep(backoff.next())
 
     def _apply(self, event: WatchEvent) -> bool:

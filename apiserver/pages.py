@@ -1,4 +1,4 @@
-"""Paged lists of the API server with bounded memory: at most one page is held, however large the objects."""
+"""Paged lists of the API server with bounded memory: at most one page is in memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Decoded_co = TypeVar("Decoded_co", covariant=True)
 Decoded = TypeVar("Decoded")
 PAGE: Final = 20  # objects of one page: about 200 kB of usual pods
-DEEPEST: Final = 100  # nested levels: more than any part that is read has
-HEAVY: Final = 8 * 2**20  # bytes of a page; a larger one is requested again with half as many objects
+DEEPEST: Final = 100  # nested levels that are kept; no part that is decoded has as many
+HEAVY: Final = 8 * 2**20  # most bytes of a page; a larger one is requested again with half as many objects
 
 
 class Decoder(Protocol[Decoded_co]):
@@ -54,7 +54,7 @@ _page = msgspec.json.Decoder(Page)
 async def pages(
     api: Api, path: str, params: Mapping[str, str], accept: str = JSON, limit: int = PAGE
 ) -> AsyncIterator[Page]:
-    """Yield the pages of a list; a page above the size limit is discarded and requested again in halves."""
+    """Yield the pages of a list; a page above the size limit is requested again with half as many objects."""
     following = ""
     while True:
         asked = {**params, "limit": str(limit), **({"continue": following} if following else {})}
@@ -64,7 +64,7 @@ async def pages(
             limit //= 2
             continue
         page = await decode_any(_page, body)
-        del body  # the page's objects point into it, so it is freed with the last of them
+        del body  # the page's objects refer to its bytes, which are freed with the last object
         yield page
         following = page.metadata.continue_
         del page

@@ -1,4 +1,4 @@
-"""Watch of a list: its events until the server ends it."""
+"""Watch request for a list: yields events until the server ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apiserver.client import Api
 
 GONE: Final = 410  # HTTP status: the requested history is no longer available
-SILENCE_SECONDS: Final = 150.0  # bookmarks arrive each minute: after this the connection counts as dead
+SILENCE_SECONDS: Final = 150.0  # longest silence of a live connection; bookmarks arrive each minute
 
 
 class WatchEvent(msgspec.Struct):
