@@ -1,4 +1,4 @@
-"""The agent's state on its local socket: what the annotations of pods say, and more."""
+"""The agent's state on its local socket: the content of all pod annotations, and more facts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from published.pod_status import Container, Machine, PodClaim, Pool, Refusal
 class Pod(Part, frozen=True):
     """A pod of the node with all of its containers."""
 
-    uid: str = ""  # uid of the pod as the runtime knows it
+    uid: str = ""  # uid of the pod that the runtime reports
     namespace: str = ""
     name: str = ""
     known: bool = msgspec.field(default_factory=bool)  # whether the API server shows the pod
@@ -68,7 +68,7 @@ class Reclaimed(Part, frozen=True):
 
 
 class QuietPart(Part, frozen=True):
-    """Result of one part besides interrupts (workqueues, idle states) for quiet CPUs."""
+    """Result of a part other than interrupts (workqueues, idle states) for quiet CPUs."""
 
     name: str = ""  # a word of `pinning.contract.QuietWord`, or of a later version
     reason: str = ""  # why the part is not applied; empty: it is
@@ -82,7 +82,7 @@ class KeptInterrupts(Part, frozen=True):
     cpus: str = ""
     numbers: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # names of the first interrupts, each with its number
-    note: str = ""  # parts of the policy without an interrupt, and interrupts that may be moved
+    note: str = ""  # words of the policy that match no interrupt, and interrupts that may still be moved
 
 
 class Quiet(Part, frozen=True):

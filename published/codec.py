@@ -13,16 +13,16 @@ from pinning.truncate import VALUE, truncate
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 DAMAGE: Final = (msgspec.DecodeError, RecursionError, UnicodeError)
-NO_VERSION: Final = 0  # stands for a text without a version
+NO_VERSION: Final = 0  # version of a text that states none
 
 
 def no_members() -> dict[str, Any]:
-    """Return the default of an object that is written even without members; one from `dict` is left out."""
+    """Return an empty object as default: as a factory, so that msgspec writes the member even if it is empty."""
     return {}
 
 
 def no_items() -> tuple[Any, ...]:
-    """Return the default of a list that is written even without items; one from `tuple` is left out."""
+    """Return an empty list as default: as a factory, so that msgspec writes the member even if it is empty."""
     return ()
 
 
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Published(Part, frozen=True):
-    """A published text. Its first member is the version in which it is written."""
+    """Base class of published texts; the first member is the version in which a text is written."""
 
     NAME: ClassVar[str]
     VERSION: ClassVar[int]
@@ -57,7 +57,7 @@ class AnotherVersion(PinningError):
 
 
 def encode(thing: Published) -> bytes:
-    """Return the text of a published object, in the version of its type."""
+    """Return a published object as JSON, with the version of its type."""
     return msgspec.json.encode(msgspec.structs.replace(thing, version=thing.VERSION))
 
 
@@ -74,7 +74,7 @@ def decode(kind: type[Kind], text: str | bytes) -> Kind:
 
 
 def check_version(name: str, found: object, known: int) -> None:
-    """Raise AnotherVersion for a version that this one cannot read."""
+    """Raise AnotherVersion if a text's version `found` is neither absent nor `known`."""
     if found not in (NO_VERSION, known):
         reason = f"version {truncate(repr(found), VALUE)}; this one reads version {known}"
         raise AnotherVersion(name, reason, found)

@@ -27,14 +27,14 @@ class Sidecars(Part, frozen=True):
 
 
 class Hidden(Part, frozen=True):
-    """Cost of dedicated CPUs beyond the requests."""
+    """Resources that pods with dedicated CPUs use beyond their requests: idle siblings, injected sidecars."""
 
     idle_cpus: int = msgspec.field(default_factory=int, name="idleCPUs")
     sidecars: Sidecars = msgspec.field(default_factory=Sidecars)
 
 
 class NearCPUs(Part, frozen=True):
-    """CPUs beside the devices of one resource."""
+    """Counts of CPUs beside (on the NUMA nodes of) the devices of one resource."""
 
     # Number of free CPUs that are near whichever device the kubelet assigns next.
     free: int = msgspec.field(default_factory=int)
@@ -43,7 +43,7 @@ class NearCPUs(Part, frozen=True):
 
 
 class Sets(Published, frozen=True, kw_only=True):
-    """CPU sets of a node, as lists, for a picture of it."""
+    """CPU sets of a node, as CPU lists, from which the node is drawn."""
 
     universe: str = msgspec.field(default_factory=str)
     reserved: str
@@ -55,7 +55,7 @@ class Sets(Published, frozen=True, kw_only=True):
     align_uncore: bool | None = None  # None: an earlier agent did not publish it
     # CPUs beside free devices, by the resource that counts them; empty where they are not counted.
     near_cpus: dict[str, NearCPUs] = msgspec.field(default_factory=dict, name="nearCPUs")
-    # Number of resources that are left out.
+    # Number of resources that `near_cpus` leaves out.
     more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")
 
 

@@ -1,4 +1,4 @@
-"""The annotation `status.corepin.io/topology` of a node: `Topology.to_dict` with a version before it."""
+"""The annotation `status.corepin.io/topology` of a node: `Topology.to_dict`, with a version as first member."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def encode_topology(topology: Topology) -> bytes:
 
 
 def decode_topology(text: str | bytes) -> Topology:
-    """Return a machine; raise AnotherVersion for another version or no JSON, BadTopology for an impossible machine."""
+    """Return the topology; raise AnotherVersion for another version or invalid JSON, BadTopology if inconsistent."""
     try:
         saved = msgspec.json.decode(text)
     except DAMAGE as error:

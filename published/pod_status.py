@@ -1,4 +1,4 @@
-"""The annotation `status.corepin.io/cpus` of a pod. Other readers: `shim/guest.c`, and `corepin gate` without msgspec."""
+"""The annotation `status.corepin.io/cpus` of a pod. `shim/guest.c` and `corepin gate` have parsers of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from published.codec import Part, Published, no_items, no_members
 
-POOL_OWNER: Final = "(pool)"  # name for the pool of a pod, where owners are named namespace/pod/container
+POOL_OWNER: Final = "(pool)"  # in place of a container's name in an owner's name, for the pool of the pod
 MOST_VCPUS: Final = 1024
 POD: Final = "pod"  # policy of a container that runs in the pool of its pod
 MOST_RESOURCES: Final = 16  # resources listed of a container's devices
@@ -29,10 +29,10 @@ class Applied(Part, frozen=True):
     cpus: str = ""
     time: str = ""  # when these CPUs were first read back, RFC 3339 in UTC
     path: str = ""
-    # From the container's start until its CPUs were right; None: not known.
+    # Seconds from the container's start until it had these CPUs; None: not known.
     window_seconds: float | None = None
     split_seconds: float | None = None
-    outside: int = 0  # tasks allowed on other CPUs; this and what follows is on the socket alone
+    outside: int = 0  # tasks that may run on other CPUs; this and what follows is on the socket only
     narrowed: int = 0  # tasks that may run on fewer CPUs than the container has
     affinity: Affinity | None = None
 
@@ -42,7 +42,7 @@ class Noise(Part, frozen=True):
 
     kind: str = ""  # kind of noise above the operator's limit; empty: none
     since: str = ""  # when this noise began, RFC 3339 in UTC
-    # The counts of these seconds, on the socket alone.
+    # The following counts are those of this many seconds, and on the socket only.
     seconds: float = 0.0
     interrupts: int | None = None  # number of interrupts of devices
     softirqs: int | None = None
@@ -53,13 +53,13 @@ class Noise(Part, frozen=True):
 
 
 class Execs(Part, frozen=True):
-    """Processes that entered a container by exec since the agent began to count; on the socket alone."""
+    """Processes that entered a container by exec since the agent began to count; on the socket only."""
 
     count: int = msgspec.field(default_factory=int)
     placed: int = 0  # number of processes moved to `cpus`
     cpus: str = ""  # CPUs of moved processes; empty: they stay on the container's CPUs
     seconds: float | None = (
-        None  # the longest time from the start of one until it was there; None: none was put there
+        None  # longest time from a process's start until it was moved to `cpus`; None: none was moved
     )
     time: str = ""  # when the last process entered, RFC 3339 in UTC
 
@@ -96,7 +96,7 @@ class Machine(Part, frozen=True):
     refused: tuple[str, ...] = ()
     guest: tuple[GuestPlace, ...] = ()
     time: str = msgspec.field(default_factory=str)
-    cpus: str = ""  # on the socket alone: the CPUs that its containers hold
+    cpus: str = ""  # on the socket only: the CPUs that its containers hold
 
 
 class Device(Part, frozen=True):
@@ -110,13 +110,13 @@ class Device(Part, frozen=True):
 
 
 class Container(Part, frozen=True):
-    """A container that holds CPUs or was refused some; on the socket every container."""
+    """A container that holds CPUs or was refused CPUs; on the socket every container."""
 
     policy: str = ""  # CPU policy; empty: the container holds no CPUs of its own
     smt_policy: str = ""
     numa_policy: str = ""
     cpus: str = ""  # the container's CPUs; on the socket also those of containers without a policy
-    idle: str | None = None  # siblings that idle for it; None: it has no policy
+    idle: str | None = None  # siblings kept idle for it; None: it has no policy
     numa_nodes: tuple[int, ...] | None = None  # NUMA nodes of its CPUs; None: it has no policy
     core_type: str = ""  # core type of its CPUs; empty: any type
     shared_cpus: str = ""
@@ -131,7 +131,7 @@ class Container(Part, frozen=True):
     drift: bool = False
     devices: tuple[Device, ...] = ()
     more_devices: int = 0  # number of device resources above the MOST_RESOURCES of `devices`
-    devices_unknown: str = ""  # why its devices are not known
+    devices_unknown: str = ""  # why its devices are not known; empty: they are
     devices_asked: str = ""  # when the agent first asked the kubelet for its devices, RFC 3339 in UTC
     devices_named: str = ""  # when the kubelet had named them
     intruders: tuple[str, ...] = ()
@@ -140,9 +140,9 @@ class Container(Part, frozen=True):
     noise: Noise | None = None  # None: no noise above a limit, or none is counted
     execs: Execs | None = None  # None: no exec was seen
     not_quiet: str = ""  # why its CPUs are not kept quiet, if its pod asks for that
-    quiet: bool = False  # on the socket alone: interrupts are kept off its CPUs
+    quiet: bool = False  # on the socket only: interrupts are kept off its CPUs
     not_kept: str = ""  # parts of its `irq-policy` that keep no interrupt on its CPUs
-    kept: tuple[str, ...] = ()  # on the socket alone: interrupts that may fire on its CPUs, by that policy
+    kept: tuple[str, ...] = ()  # on the socket only: interrupts that may fire on its CPUs, by that policy
     origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: it holds them itself
     claims: tuple[str, ...] = ()  # truncated names of these ResourceClaims, in the namespace of its pod
     more_claims: int = 0  # number of claims above the MOST_CLAIMS of `claims`
@@ -165,7 +165,7 @@ class PodClaim(Part, frozen=True):
     numa_nodes: tuple[int, ...] = ()
     prepared: str = ""  # when the kubelet asked for it, RFC 3339 in UTC; empty: not yet, or not known
     waits: str = ""  # since when it waits for the kubelet, RFC 3339 in UTC; empty: it does not wait
-    tries: int = 0  # number of reminders to the kubelet since then, which tries again when this changes
+    tries: int = 0  # number of reminders; a higher number changes the pod, so that the kubelet retries
 
 
 class PodStatus(Published, frozen=True):
