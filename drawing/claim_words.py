@@ -1,4 +1,4 @@
-"""Texts about the ResourceClaims that hold the CPUs of containers, for pages and commands."""
+"""Texts about the ResourceClaims that hold the CPUs of containers, for dashboard and commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # units of 
 
 
 def claim_words(container: Container) -> Iterator[str]:
-    """Yield the ResourceClaims that hold the CPUs of a container, with their NUMA nodes."""
+    """Yield a text about the ResourceClaims that hold a container's CPUs; none if it has no such claim."""
     if container.claims:
         nodes = _listed(container.numa_nodes or ())
         place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
@@ -28,13 +28,13 @@ def claim_words(container: Container) -> Iterator[str]:
 
 
 def claim_names(container: Container) -> str:
-    """Return the names of a container's ResourceClaims, and the number of further ones."""
+    """Return a text with the names of a container's ResourceClaims, and the number of further ones."""
     named = ", ".join(container.claims)
     return f"{named} and {container.more_claims} more" if container.more_claims else named
 
 
 def _number_of(cpus: str) -> tuple[str, ...]:
-    """Return the number of CPUs in a list; empty for invalid text, because users may write the annotation."""
+    """Return the number of CPUs in a CPU list as text, "2 CPUs"; empty for invalid text, which users may write."""
     with suppress(BadCPUList):
         count = len(CPUSet.parse(cpus))
         return (f"{count} CPU{'s' * (count != 1)}",)
@@ -42,7 +42,7 @@ def _number_of(cpus: str) -> tuple[str, ...]:
 
 
 def resource_claim_words(claim: PodClaim, now: datetime | None) -> str:
-    """Return the CPUs of a claim, requested and held, e.g. "12 of 11 asked, numa 0, prepared 3 s ago"."""
+    """Return a text about a claim's CPUs, held and requested: "12 of 11 asked, numa 0, prepared 3 s ago"."""
     amount = f"{claim.cpus} CPU{'s' * (claim.cpus != 1)}"
     if claim.asked is not None and claim.asked != claim.cpus:
         amount = f"{claim.cpus} of {claim.asked} asked"

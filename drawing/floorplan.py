@@ -28,7 +28,7 @@ _TYPES: Final = {PERFORMANCE: ", P-cores", EFFICIENCY: ", E-cores", None: ""}
 
 @dataclass(frozen=True)
 class Layout:
-    """Spacing of cores, and whether each cell shows its CPU's number or each row a range."""
+    """Spacing of cores, and whether CPU numbers are in each cell or as a range in each row."""
 
     numbered: bool
     gap: int
@@ -40,7 +40,7 @@ LAYOUTS: Final = (Layout(numbered=True, gap=2), Layout(numbered=False, gap=1), L
 def floorplan(
     topology: Topology, cells: Mapping[int, Span], width: int, marks: Mapping[int, str]
 ) -> list[Line]:
-    """Return the machine with the cell of every CPU exactly once, in lines of at most `width` (40 or more).
+    """Return the drawing, with the cell of each CPU exactly once, as lines of at most `width` columns (40 or more).
 
     `marks` are texts for the titles of NUMA nodes.
     """
@@ -75,12 +75,12 @@ class Drawing:
     marks: Mapping[int, str] = field(default_factory=dict)
 
     def lines(self) -> list[Line]:
-        """Return every NUMA node, each below a title."""
+        """Return the lines of all NUMA nodes, each below a title."""
         nodes = groupby(drawn_order(self.topology), key=lambda core: (core.package, core.numa_node))
         return [line for _, cores in nodes for line in [(), *self._node(list(cores))]][1:]
 
     def _node(self, cores: Sequence[Core]) -> Iterator[Line]:
-        """Yield the title of a node and its blocks; the only block of a node has no title of its own."""
+        """Yield the lines of a NUMA node: its title, then its blocks of cores; a single block has no title."""
         title = f"socket {cores[0].package}, NUMA node {cores[0].numa_node}"
         groups = [
             list(group) for _, group in groupby(cores, key=lambda core: (core.uncore_cache, core.core_type))
@@ -106,12 +106,12 @@ class Drawing:
         step, threads = self._cores_a_line(len(cores)), max(len(core.cpus) for core in cores)
         for start in range(0, len(cores), step):
             if start and threads > 1:
-                lines.append(())  # otherwise the next cores would look like further siblings
+                lines.append(())  # an empty line, because the next cores would look like further siblings
             lines += self._rows(cores[start : start + step])
         return lines
 
     def _cores_a_line(self, count: int) -> int:
-        """Return the number of cores per line: all, an even share, or a number that is easy to count."""
+        """Return the number of cores per line: all `count` cores, an even share, or a number that is easy to count."""
         fitting = (self._room - self._range_width + self._space) // (self._cell_width + self._space)
         if count <= fitting:
             return count
@@ -175,5 +175,5 @@ class Drawing:
 
     @cached_property
     def _space(self) -> int:
-        """Return the columns between cores; labels of several letters are never adjacent."""
+        """Return the number of columns between cores, at least one if labels have several letters."""
         return max(self.layout.gap, 1 if self._label_width > 1 else 0)

@@ -1,6 +1,6 @@
 """Drawing of a machine with the owner of each CPU, for a terminal.
 
-The letter of an owner marks its CPUs, in lower case the siblings that it keeps idle; signs mark the rest. The
+An owner's letter marks its CPUs, in lower case the siblings that it keeps idle; signs mark CPUs without an owner. The
 legend lists the whole shared set, which includes CPUs of reserved cores and of owners that share theirs. Colour
 only repeats the letters. The output is ASCII only, for serial consoles and `kubectl logs`. The caller supplies all
 values, including the terminal's width.
@@ -47,7 +47,7 @@ _SHARED: Final = "shared"
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder of CPUs: a container, or another user of them, with the siblings that it keeps idle."""
+    """An owner of CPUs: a container, pool or claim, with the siblings that it keeps idle."""
 
     name: str
     cpus: CPUSet
@@ -56,25 +56,25 @@ class Holder:
 
     @property
     def meaning(self) -> str:
-        """Text of the holder in the legend."""
+        """Text for the holder in the legend."""
         return f"{self.name} (share)" if self.shares else self.name
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A machine and the use of each CPU; if holders overlap, the first one is drawn."""
+    """A machine with the owners and sets of its CPUs, to draw it; if owners overlap, the first one is drawn."""
 
     topology: Topology
     owners: tuple[Holder, ...] = ()
     reserved: CPUSet = EMPTY
     shared: CPUSet = EMPTY
     pools: tuple[tuple[str, CPUSet], ...] = ()  # name and CPUs of each pool of the configuration
-    reserve_source: str = ""  # where the reserved CPUs come from; empty: an earlier agent did not publish it
+    reserve_source: str = ""  # source of the reserved CPUs; empty: an earlier agent did not publish it
     devices: Mapping[int, str] = field(default_factory=dict)  # names of the devices, by NUMA node
 
 
 class Use(StrEnum):
-    """What a CPU is used for."""
+    """Use of a CPU."""
 
     EXCLUSIVE = "exclusive"
     SHARE = "share"  # owned by a container whose CPUs others may use too
@@ -99,29 +99,29 @@ class Key:
 
     @property
     def idle_sign(self) -> Span:
-        """Return the sign of an idle sibling: the label in lower case, not bold."""
+        """The sign for this owner's idle siblings: its label in lower case, not bold."""
         return Span(self.sign.text.lower(), self.sign.style.removeprefix("1;"))
 
 
 def pools_drawn(set_aside: CPUSet, free: CPUSet) -> tuple[tuple[str, CPUSet], ...]:
-    """Return the non-empty pools of a picture; `free` are unclaimed CPUs that only claims may use."""
+    """Return name and CPUs of the pools to draw, without empty ones; `free` are free CPUs that only claims may use."""
     named = (("shared (set aside)", set_aside), ("exclusive (free)", free))
     return tuple((name, cpus) for name, cpus in named if cpus)
 
 
 def reading_order(name: str) -> tuple[tuple[int, str], ...]:
-    """Return the sort key of names with numbers: p2 before p10."""
+    """Return a sort key for names with numbers, by which p2 comes before p10."""
     parts = re.split("([0-9]+)", name)
     return tuple((len(part) if at % 2 else 0, part) for at, part in enumerate(parts))
 
 
 def draw(picture: Picture, width: int, *, colour: bool) -> Painted:
-    """Return headline, machine and legend, in lines of at most `width` (40 or more)."""
+    """Return headline, machine and legend as text, in lines of at most `width` columns (40 or more)."""
     return paint(draw_lines(picture, width), colour=colour)
 
 
 def draw_lines(picture: Picture, width: int) -> list[Line]:
-    """Return the lines of `draw` before painting."""
+    """Return headline, machine and legend as lines with their colours."""
     width = max(width, NARROWEST)
     owners, signs = owner_keys(picture), sign_keys(picture)
     cells = {
@@ -151,7 +151,7 @@ def owner_keys(picture: Picture) -> list[Key]:
 
 
 def _labels(count: int) -> list[str]:
-    """Return unique labels of one length: A to Z, AA to ZZ, or AAA to ZZZ."""
+    """Return `count` unique labels of one length: A to Z, AA to ZZ, or AAA to ZZZ."""
     letters = product(ascii_uppercase, repeat=_label_width(count))
     return ["".join(label) for label in islice(letters, count)]
 
@@ -161,7 +161,7 @@ def _label_width(count: int) -> int:
 
 
 def sign_keys(picture: Picture) -> list[Key]:
-    """Return the legend entries of CPUs without an owner, in order of precedence."""
+    """Return the legend entries for CPUs without an owner; a CPU in several entries gets the sign of the first."""
     topology = picture.topology
     signs = [
         ("-", "31", Use.OFFLINE, "offline", topology.cpus - topology.online),
@@ -183,7 +183,7 @@ def _reserved(source: str) -> str:
 
 
 def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Use]]:
-    """Return the entry and use of each CPU: offline first, then owners, then the other signs."""
+    """Return legend entry and use of each CPU by number: by precedence offline, then owners, then the other signs."""
     offline, *others = signs
     every = signs[-1].cpus
     cells: dict[int, tuple[Key, Use]] = {}
@@ -194,14 +194,14 @@ def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Us
 
 
 def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
-    """Return the CPUs of a sign in the legend: the CPUs drawn with it, or all shared CPUs for the shared set."""
+    """Return the CPUs to list for a sign in the legend: those drawn with it, but the whole set for the shared set."""
     if key.meaning == _SHARED:
         return shared & CPUSet(cells)
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)
 
 
 def headline(topology: Topology) -> str:
-    """Return the machine's numbers of sockets, NUMA nodes, cores and CPUs."""
+    """Return a text with the machine's numbers of sockets, NUMA nodes, caches, cores and CPUs."""
     counts = (
         (len(topology.packages), "socket"),
         (len(topology.numa_nodes), "NUMA node"),
@@ -213,7 +213,7 @@ def headline(topology: Topology) -> str:
 
 
 def _legend(keys: Sequence[Key], width: int) -> Iterator[Line]:
-    """Yield sign, meaning, number and list of CPUs of each entry, in aligned columns."""
+    """Yield the legend's lines: sign, meaning, number and list of CPUs of each entry, in aligned columns."""
     names = min(max(len(key.meaning) for key in keys), width // 2) if width >= _TABLE else 0
     digits = max(len(str(len(key.cpus))) for key in keys)
     for key in keys:
@@ -221,7 +221,7 @@ def _legend(keys: Sequence[Key], width: int) -> Iterator[Line]:
 
 
 def _entry(key: Key, width: int, names: int, digits: int) -> Iterator[Line]:
-    """Yield the CPUs beside the name, or below it if the name is too long for its column."""
+    """Yield the lines of one legend entry: CPUs beside the name, or below it if the name is too long."""
     sign = (key.sign, Span("  "))
     margin = len(key.sign.text) + 2
     indent = margin + names + 2
@@ -239,7 +239,7 @@ def _entry(key: Key, width: int, names: int, digits: int) -> Iterator[Line]:
 
 
 def _cpu_lines(key: Key, width: int, digits: int) -> list[str]:
-    """Return count and list of the CPUs, wrapped at commas: "2 CPUs  1-2  2 idle (a)  9-10"."""
+    """Return the lines with count and list of an entry's CPUs, wrapped at commas: "2 CPUs  1-2  2 idle (a)  9-10"."""
     count = f"{len(key.cpus):{digits}} CPU{' ' if len(key.cpus) == 1 else 's'}"
     idle = f"  {len(key.idle)} idle ({key.idle_sign.text})  {key.idle}" if key.idle else ""
     text = f"{key.cpus}{idle}".replace(",", ",\t")

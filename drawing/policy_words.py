@@ -1,4 +1,4 @@
-"""Texts about policies, the ways in which CPUs were set, and noise, for plans and pages."""
+"""Texts about policies, noise, devices, and how CPUs were set, for dashboard and commands."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from published.node_pools import NearCPUs
     from published.pod_status import Container
 
-MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # resources, and characters of each, in the mark of a NUMA node
-MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources, and characters of each, that count CPUs beside devices
+MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # resources, and characters of each, in a NUMA node's title
+MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources that count CPUs beside devices, and characters of each
 SMT_WORDS: Final = {
     SMTPolicy.PREFER: "whole cores first, a leftover may share one",
     SMTPolicy.REQUIRE: "cores of its own",
@@ -29,7 +29,7 @@ CORE_TYPE_WORDS: Final = {
     CoreType.PERFORMANCE: "on performance cores",
     CoreType.EFFICIENT: "on efficient cores",
 }
-# How a container got its CPUs, by the agent's word for it.
+# Texts for how a container got its CPUs, by the agent's word.
 PATH_WORDS: Final = {
     "nri": "set when it was created (NRI)",
     "cgroup": "written to its cgroup",
@@ -37,7 +37,7 @@ PATH_WORDS: Final = {
     "affinity": "set for each thread of its virtual machine",
     "found": "already set when the agent found it",
 }
-# Kinds of noise on a container's CPUs, by the agent's word.
+# Texts for kinds of noise on a container's CPUs, by the agent's word.
 NOISE_WORDS: Final[dict[str, str]] = {
     NoiseKind.INTERRUPTS: "interrupts of devices",
     NoiseKind.OTHER_SLICES: "timeslices of other threads",
@@ -53,7 +53,7 @@ def noise_words(kind: str) -> str:
 
 
 def devices_on(devices: Iterable[tuple[str, Iterable[int]]]) -> dict[int, str]:
-    """Return the names of resources with devices on each NUMA node, to label the node."""
+    """Return, by NUMA node, a text with the names of the resources that have devices there."""
     found: dict[int, set[str]] = {}
     for resource, nodes in devices:
         for node in nodes:
@@ -62,14 +62,14 @@ def devices_on(devices: Iterable[tuple[str, Iterable[int]]]) -> dict[int, str]:
 
 
 def _named(resources: Sequence[str]) -> str:
-    """Return the first resources, truncated, and the number of the others."""
+    """Return a text with the first resources, truncated, and the number of the others."""
     named = ", ".join(resource[:LONGEST_RESOURCE] for resource in resources[:MOST_RESOURCES])
     left = len(resources) - MOST_RESOURCES
     return f"{named} and {left} more" if left > 0 else named
 
 
 def device_words(container: Container) -> Iterator[str]:
-    """Yield the NUMA nodes of a container's devices, and whether its CPUs are near them."""
+    """Yield texts about a container's devices: their NUMA nodes, and whether its CPUs are near them."""
     for device in container.devices:
         several = f"{device.count} " if device.count > 1 else ""
         nodes = ", ".join(map(str, device.nodes))
@@ -85,7 +85,7 @@ def device_words(container: Container) -> Iterator[str]:
 
 
 def near_words(near: Mapping[str, NearCPUs], more: int = 0) -> str:
-    """Return the number of CPUs free beside the devices that the kubelet assigns next, by counting resource.
+    """Return a text with the number of free CPUs beside the devices that the kubelet assigns next, by resource.
 
     Empty if none are counted; `more` is the number of further resources.
     """

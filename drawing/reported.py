@@ -1,4 +1,4 @@
-"""Picture of a node from what its agent publishes. CPU lists that cannot be read raise BadCPUList."""
+"""Picture of a node from the texts that its agent publishes; an invalid CPU list raises BadCPUList."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def picture_of(
     owners: Mapping[str, Owner] | Mapping[str, Owner | Container],
     devices: Mapping[int, str],
 ) -> Picture:
-    """Return the picture of a machine with its sets, owners by name, and names of devices by NUMA node."""
+    """Return the picture of a machine, given its CPU sets, its owners by name, and device names by NUMA node."""
     shared = CPUSet.parse(sets.shared)
     free = CPUSet.parse(sets.free) - shared - topology.isolated
     drawn = (

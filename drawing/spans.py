@@ -1,6 +1,6 @@
-"""Lines of coloured text, measured without the colour.
+"""Lines of coloured text, whose width is known without the escape sequences.
 
-`paint` is the only function that writes escape sequences; its input has none.
+`paint` is the only function that writes escape sequences; its input must have none.
 """
 
 from __future__ import annotations
