@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -107,3 +108,23 @@ def test_every_file_is_described() -> None:
     listed = re.findall(r"^\| `(\w+\.c)` \|", Path("shim/README.md").read_text(), re.MULTILINE)
 
     assert sorted(listed) == [path.name for path in SOURCES if path.suffix == ".c"]
+
+
+def test_packages_are_installed_one_at_a_time_of_all_processes(tmp_path: Path) -> None:
+    """`scripts/shim` holds the lock of `tests.debian` while it calls apt-get, which fails while another one works."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "cat", "dirname", "env", "flock", "id", "mkdir", "sed", "sha256sum", "uname"):
+        (programs / name).symlink_to(shutil.which(name) or name)
+    lock = tmp_path / "corepin/debian/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    apt = programs / "apt-get"
+    apt.write_text(
+        f'#!/bin/bash\nflock --nonblock "{lock}" bash -c : && echo free || echo "$2" >>"{tmp_path}/log"\n'
+    )
+    apt.chmod(0o755)
+    environment = {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run(["scripts/shim", str(tmp_path / "cmk")], env=environment, check=False, capture_output=True)
+
+    assert (tmp_path / "log").read_text().split() == ["update", "install"]
