@@ -15,7 +15,6 @@ from agent.kubelet.podresources_pb2 import AllocatableResourcesResponse
 from tests.agent.kubelet.fake_kubelet import GPU, FakeKubelet, entry, listed
 
 POD_DEVICES = 250  # of one container, which is just read
-TRIES = 4  # neighbours that use the same caches raise CPU time: at a load of 13 a turn of 9 ms took 10.3 ms
 
 
 def cost(tmp_path: Path, way: str, devices: int, digits: int) -> Any:
@@ -66,11 +65,6 @@ def test_the_event_loop_is_not_blocked(
     tmp_path: Path, way: str, devices: int, digits: int, found: tuple[int, str], most: float
 ) -> None:
     """10,000 devices block it for 10 ms at most and 100,000 for 60 ms; those of pods that do not wait are not read."""
-    for number in range(TRIES):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        result = cost(folder, way, devices, digits)
-        assert (result["devices"], result["error"]) == found
-        if result["turn"] < most:
-            break
+    result = cost(tmp_path, way, devices, digits)
+    assert (result["devices"], result["error"]) == found
     assert result["turn"] < most
