@@ -106,11 +106,14 @@ def test_commands_of_the_guide_answer(cluster: Cluster) -> None:
     )  # threads of the test machine run on these CPUs too
     execute = ("-n", AGENT, "exec", "daemonset/corepin-agent", "--", "corepin")
     assert f"node {cluster.name}" in cluster.kubectl(*execute, "map")
-    found = cluster.plane.server.kubectl(*execute, "doctor", check=False).stdout
-    # The tests' kubelet reserves no CPU, so that pods find room on a small machine; doctor reports nothing else.
-    assert [line.split(":")[0] for line in found.splitlines() if line.startswith("FIX")] == [
-        "FIX   kubelet's CPUs"
-    ]
+
+    def findings() -> list[str]:
+        found = cluster.plane.server.kubectl(*execute, "doctor", check=False).stdout
+        return [line.split(":")[0] for line in found.splitlines() if line.startswith("FIX")]
+
+    # The tests' kubelet reserves no CPU, so that pods find room on a small machine; doctor reports nothing else. It sees
+    # other tests' processes on this machine too, such as a command `cmk` outside of pods, until these exit.
+    until_equal("findings of the doctor", findings, ["FIX   kubelet's CPUs"])
 
 
 def owners(cluster: Cluster) -> Any:
