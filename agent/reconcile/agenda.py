@@ -28,10 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Agenda:
-    """The looks and their due times, by key.
-
-    There is a handful of keys, so the first due look is found without a heap.
-    """
+    """The looks and their due times, by key. There are only a few, so no heap is needed."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -65,7 +62,8 @@ class Agenda:
 
     async def pause(self, key: str, seconds: float) -> None:
         """Wait for some seconds; up to EARLY_SECONDS less if a look is due then, to share its timer (timer coalescing)."""
-        # A look may end in the turn of the loop in which the waiting task is cancelled.
+        # An event and not a future: the look may run after the waiting task was cancelled, and then the future's result
+        # could not be set.
         over = asyncio.Event()
         self.add_poll(key, over.set, seconds)
         try:
@@ -164,7 +162,7 @@ class Agenda:
 
 
 class Trigger:
-    """Collects requests, so that many changes make one pass."""
+    """Coalesces requests for passes, so that many changes cause one pass."""
 
     def __init__(self, agenda: Agenda) -> None:
         self.agenda = agenda
@@ -179,7 +177,7 @@ class Trigger:
             self.agenda.within(RECONCILE, within)
 
     def clear(self) -> None:
-        """Begin a pass: requests from now on cause another pass."""
+        """Drop all requests, because a pass begins; later requests cause another pass."""
         self.agenda.cancel(RECONCILE)
         self._event.clear()
 

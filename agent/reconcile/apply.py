@@ -1,8 +1,8 @@
 """Write the cpusets of a plan in a safe order: no container gets CPUs that another one still uses.
 
-A running container is moved by its cgroup at once, and the runtime is updated in the background. A created one has no
-cgroup yet, so only the runtime can set its CPUs. A virtual machine is moved as a whole. Each write is read back before
-an action that waits for it begins. An action that waits for a failed one is not done.
+A running container is moved by its cgroup at once, and the runtime is updated in the background. A container that is
+created, and got no CPUs over NRI, is moved by the runtime alone. A virtual machine is moved as a whole. Each write is
+read back before an action that waits for it begins. An action that waits for a failed one is skipped.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Applier:
         self, actions: Sequence[Action], records: Mapping[str, ContainerRecord], left_alone: Collection[str]
     ) -> tuple[bool, ...]:
         self._writable = self._cgroups.cpusets.writable
-        # Many containers of a pool share one value.
+        # Many containers of a pool share one `after`, which is read once.
         shared = {id(action.after): action.after for action in actions}
         awaited = {at for after in shared.values() for at in after}
         awaited.update(at for action in actions for at in action.follows)
         results: list[Result] = []
-        undone: dict[int, list[Result]] = {}  # failed results by the id of an `after`
+        undone: dict[int, list[Result]] = {}  # failed and pending results of an `after`, by its id
         async with asyncio.TaskGroup() as group:
             for number, action in enumerate(actions):
                 key = id(action.after)
@@ -121,8 +121,8 @@ class Applier:
         *,
         is_awaited: bool,
     ) -> Result:
-        """Write at once if no action blocks this one, otherwise as soon as the last one is done."""
-        if _is_still_to_come(record) and not (action.after or action.follows or is_awaited):
+        """Write at once if no action blocks this one, otherwise in a task once the blocking ones are done."""
+        if _needs_runtime(record) and not (action.after or action.follows or is_awaited):
             self.created_updates.begin(record, action.cpus)
             return True
         is_writing = self._runtime_sync.is_writing(record.seen.id) or self.created_updates.is_other(
@@ -158,8 +158,8 @@ class Applier:
         return done
 
     def _write(self, record: ContainerRecord, action: Action) -> bool | None:
-        """Write the cgroup of a container; return None if only the runtime can."""
-        if not (record.cgroup and self._writable) or _is_still_to_come(record):
+        """Write the cgroup of a container; return whether that is done, None if only the runtime can do it."""
+        if not (record.cgroup and self._writable) or _needs_runtime(record):
             return None
         is_moved, unsettled = record.applied != action.cpus, None
         try:
@@ -171,7 +171,7 @@ class Applier:
                 record.wrote(self._cgroups.cpusets.read(record.cgroup), self._clock.text(), Path.CGROUP)
             return self._failed(record, error, CONTINUES_SECONDS)
         except Unsettled as error:
-            # The read-back decides: a container with a written cpuset no longer uses the CPUs of others
+            # The read-back decides whether this is done: with the cpuset written, no thread uses the CPUs of others
             unsettled = error
             record.was_outrun()
         except AgentError as error:
@@ -184,7 +184,7 @@ class Applier:
         return done
 
     def _put(self, record: ContainerRecord, cgroup: str, action: Action) -> None:
-        """Write a cpuset; also move the tasks if they are, or were, split between its parts."""
+        """Write a cpuset; also move the tasks if they are, or were, split between own CPUs and pools."""
         if not _is_apart(record, action):
             self._cgroups.cpusets.write(cgroup, action.cpus, record.applied)
             record.split(parts_of(action.cpus, action.home))
@@ -195,9 +195,9 @@ class Applier:
         record.split(after, self._clock.monotonic() - begun if is_first else None)
 
     def _parts(self, record: ContainerRecord, cgroup: str) -> Parts:
-        """Return the parts that hold a container's tasks.
+        """Return the parts on which a container's tasks run.
 
-        Parts planned by an earlier agent may never have been applied.
+        An earlier agent may have planned its parts and not applied them.
         """
         if record.is_split or not record.parts.home:
             return record.parts
@@ -205,7 +205,7 @@ class Applier:
         return record.parts if tally.home or tally.others else NO_PARTS
 
     def _pin(self, record: ContainerRecord, action: Action) -> None:
-        """Move the tasks of a container to its parts before and after the runtime writes its cpuset."""
+        """Move a container's tasks to its parts; called before and after the runtime writes its cpuset."""
         if record.cgroup and _is_apart(record, action):
             after = parts_of(action.cpus, action.home)
             with suppress(AgentError):  # the container exits
@@ -238,7 +238,10 @@ class Applier:
         return None
 
     def _read_back(self, record: ContainerRecord, cpus: CPUSet, path: Path) -> bool:
-        """Return whether the kernel has the cpuset; while it cannot be read, the runtime's answer counts."""
+        """Record the cpuset read back; return whether it has no CPUs other than `cpus`.
+
+        If the host has no cgroup of the container, the write counts as done.
+        """
         if record.cgroup is None:
             record.wrote(cpus, self._clock.text(), path)
             note_right(record, cpus, self._cgroups.tasks, self._clock)
@@ -261,7 +264,7 @@ class Applier:
         return found <= cpus
 
     def _failed(self, record: ContainerRecord, error: Exception, longest: float = math.inf) -> bool:
-        """Record the error, and the longest time in seconds until the next try.
+        """Record an error, to be retried with backoff after `longest` seconds at most.
 
         Return whether the action counts as done, because the container was removed.
         """
@@ -281,11 +284,11 @@ async def _are_done(waits: Sequence[Result]) -> bool:
 
 
 def _is_apart(record: ContainerRecord, action: Action) -> bool:
-    """Return whether the tasks of a container are, or were, split between its parts."""
+    """Return whether the tasks of a running container are, or were, split between own CPUs and pools."""
     return record.is_running and bool(action.home or record.parts.home)
 
 
-def _is_still_to_come(record: ContainerRecord) -> bool:
+def _needs_runtime(record: ContainerRecord) -> bool:
     """Return whether only the runtime can change a container.
 
     It is created and not started, and it got no CPUs at its creation or its cgroup was not read yet.

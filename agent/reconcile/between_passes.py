@@ -43,15 +43,16 @@ POLL_SECONDS: Final = 1.0  # poll interval of the machine
 # poll interval while the kernel reports changes of CPUs; needed because the kernel does not report CPUs that a
 # cgroup partition takes
 REPORTED_SECONDS: Final = 10.0
-# From an event of the kernel to the look at the machine: CPUs go offline one after the other.
+# Delay of the poll after a kernel event, because CPUs go offline one after the other.
 SOON_SECONDS: Final = 0.05
-CLOSE_LOOKS: Final = 5  # looks, POLL_SECONDS apart, after an event: cgroups follow hotplug a moment later
+# Polls after an event that are POLL_SECONDS apart, because cgroups follow hotplug with a delay.
+CLOSE_LOOKS: Final = 5
 
 logger = logging.getLogger(__name__)
 
 
 class WatchedCgroups:
-    """Watches the cgroups of known containers and sandboxes, and starts new containers by the newest table."""
+    """Watches the cgroups of known containers and sandboxes, and publishes the start table for new containers."""
 
     def __init__(self, interfaces: Interfaces, observer: Observer, vms: VMKeeper) -> None:
         self._cgroups = interfaces.cgroups
@@ -70,7 +71,7 @@ class WatchedCgroups:
         self._containers.publish(table)
 
     def follow(self) -> None:
-        """Watch for new containers, and the cgroups of containers that run since the last pass."""
+        """Watch for new containers, and for foreign writes to the cgroups of running containers and sandboxes."""
         records = self._observer.records.values()
         cgroups = [record.cgroup for record in records if record.cgroup]
         self._watch("new containers", self._containers.follow, cgroups)
@@ -78,7 +79,10 @@ class WatchedCgroups:
             self._follow_running(anew=False)
 
     def follow_anew(self) -> None:
-        """Renew every watch, because a cgroup may have been replaced; this costs as much as reading them."""
+        """Renew the watches for foreign writes, because a cgroup may have been created again.
+
+        This costs as much as reading all of these cgroups.
+        """
         self._follow_running(anew=True)
 
     def _follow_running(self, *, anew: bool) -> None:
@@ -133,8 +137,8 @@ class MachineWatch(Protocol):
 class MachinePoll:
     """Requests a pass when the machine's CPUs or the kubelet's policies change.
 
-    `policies` returns another value once the kubelet has written them. A static kubelet never corrects a container that
-    it created while the agent still acted, so the agent must not wait for a change of a pod.
+    `policies` returns another value once the kubelet has written them. They are polled because the agent must stop its
+    writes soon after the kubelet becomes static: the kubelet never corrects a cpuset that the agent changed.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class MachinePoll:
         self._close_looks = CLOSE_LOOKS
 
     def begun(self, agenda: Agenda) -> Iterator[Coroutine[object, object, None]]:
-        """Add the looks to the agenda; yield the watch of events that request a look."""
+        """Add the poll to the agenda, and yield the watch for kernel events that request a poll."""
         agenda.add_poll(MACHINE, self.look, 0.0)
 
         def changed() -> None:
@@ -163,14 +167,13 @@ class MachinePoll:
             yield self._watch.watch(changed)
 
     def noticed(self) -> None:
-        """Record a kernel event: the next CLOSE_LOOKS looks follow each other at short intervals."""
+        """Record a kernel event: the next CLOSE_LOOKS polls follow each other at short intervals."""
         self._close_looks = CLOSE_LOOKS
 
     def look(self) -> float:
-        """Read the machine; return the seconds until the next look."""
-        is_reported = (
-            self._watch is not None and self._watch.follow()
-        )  # before the read, so that a later change causes an event
+        """Read the machine, and request a pass if it changed; return the seconds until the next poll."""
+        # Before the machine is read, so that a later change causes an event.
+        is_reported = self._watch is not None and self._watch.follow()
         try:
             topology = self._machine.topology()
             seen = (topology, self._machine.universe(topology), self._policies())
@@ -216,7 +219,9 @@ class BetweenPasses:
         self._read_at: dict[str, float] = {}  # when changes of a pod were read, by uid
         self._exited: set[str] = set()  # containers whose exit an event reported, maybe after the last pass
         self._clock = clock
-        self.may_gather = False  # the last pass knew every pod and container, and wrote cpusets
+        # Changes may wait for a pass: the last one knew every pod and container and may write cpusets, and new
+        # containers get their CPUs without a pass.
+        self.may_gather = False
 
     def watches(self) -> Iterator[Coroutine[object, object, None]]:
         """Yield the watches of pods, runtime and cgroups, which run until cancelled."""
@@ -245,11 +250,11 @@ class BetweenPasses:
         return self._observer.lives(pod_uid, self._exited)
 
     def _wait_for_pod(self, change: PodChange) -> float | None:
-        """Return the wait for a change; a pod that changes all the time is read 20 times a second at most.
+        """Return the seconds within which a pass must follow a change; None: no pass is needed.
 
-        A change of a pod that holds CPUs always causes a pass: its user may have changed the agent's status
-        annotation. If it is deleted while it runs, that pass waits for the one that its exit requests, because only
-        the exit frees CPUs.
+        The versions of a pod are compared 20 times a second at most. Every change of a pod that holds CPUs needs a
+        pass, because its user may have changed the agent's status annotation. If such a pod is deleted while it runs,
+        the pass is delayed: CPUs become free when its containers exit, which requests another pass.
         """
         is_holder = any(
             self._observer.holds(runtime_uid(pod)) for pod in (change.before, change.after) if pod
@@ -318,12 +323,12 @@ class BetweenPasses:
             self.prestart.pin(container)
 
     def _container_written(self, container: NewContainer, is_right: bool) -> None:  # noqa: FBT001 a callback
-        """Request a pass after a write before the start; a delayed one if the cpuset is right."""
+        """Request a pass after a write before a container's start; a delayed one if the cpuset is right."""
         record = self._observer.records.get(container.id)
         if record:
             record.wrote_beside()
         elif not isinstance(container.owner, Owner):
-            return  # a sandbox, or a container of which the runtime will report more
+            return  # a sandbox, or a container that the runtime will list with its name
         self._request_pass(GATHER_SECONDS if is_right else NOW)
 
     def foreign_write(self, cgroup: str) -> None:
@@ -337,7 +342,7 @@ class BetweenPasses:
         self._request_pass()
 
     def runtime_wrote(self, container_id: str) -> None:
-        """Read a cgroup again after the runtime wrote it."""
+        """Read a cgroup after the runtime wrote it, and request a pass if its CPUs are wrong."""
         record = self._observer.records.get(container_id)
         if record is None or record.cgroup is None or not record.is_running:
             return

@@ -137,7 +137,7 @@ class StateDir:
         self._old.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete everything (uninstall)."""
+        """Delete the checkpoint (uninstall)."""
         for path in (self._path, self._old):
             path.unlink(missing_ok=True)
         _flush_folder(self._folder)
@@ -162,7 +162,10 @@ class Checkpoint:
             self.saved, self._is_settled = saved, False
 
     async def settle(self) -> None:
-        """Flush pending writes; after a failure write again, because the kernel reports it only once."""
+        """Flush pending writes.
+
+        After a failed flush the next `save` writes the file again, because the kernel reports the failure only once.
+        """
         if self._is_settled:
             return
         try:
@@ -173,7 +176,7 @@ class Checkpoint:
         self._is_settled = True
 
     def remove(self) -> None:
-        """Delete everything (uninstall)."""
+        """Delete the checkpoint (uninstall)."""
         self._state_dir.remove()
 
 
@@ -287,7 +290,10 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
 
 
 def _unprepared(ledger: Ledger, before: Topology, now: Topology) -> Ledger:
-    """Return the ledger of a machine that rebooted: the kubelet prepares each claim again, on its CPUs if these exist."""
+    """Return the ledger after a reboot: claims on unchanged cores keep their CPUs, and the others are released.
+
+    All count as not prepared, because the kubelet prepares each claim again.
+    """
     cores = {core.cpus for core in now.cores}
     for uid, grant in ledger.claims.items():
         stays = grant.footprint <= now.cpus and all(

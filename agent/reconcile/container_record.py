@@ -50,7 +50,7 @@ class ContainerRecord:
     seen: RuntimeContainer
     is_awaited: bool  # its unpinned time is still to be reported; never for containers older than the agent
     is_new: bool = False  # its tasks were not checked since the agent saw it appear
-    is_assured: bool = False  # this agent sent its CPUs to the runtime
+    is_assured: bool = False  # this agent has checked once whether the runtime's record has its CPUs
     wanted: CPUSet = EMPTY  # CPUs by the last plan; empty before the first plan
     # the planned CPUs on which it was last seen, and its unpinned time in seconds
     right: tuple[CPUSet, float | None] | None = None
@@ -60,14 +60,15 @@ class ContainerRecord:
     # the last CPUs that the runtime accepted; the only evidence if its cgroup cannot be read
     sent: CPUSet = EMPTY
     born: CPUSet = EMPTY  # CPUs that it was created with, over NRI
-    was_seen_so: bool = False  # the kernel confirmed its CPUs at creation
+    was_seen_as_born: bool = False  # the kernel has shown it on the CPUs that it was created with
     is_owner: bool = False  # the last plan gives it exclusive CPUs
-    home: CPUSet = EMPTY  # CPUs of its unmoved tasks, if it may use more CPUs than it owns
+    home: CPUSet = EMPTY  # its own CPUs, if it may use more: for tasks that the application does not move
     parts: Parts = NO_PARTS  # the last parts of its tasks; without a home: not split
     is_split: bool = False  # this agent moved its tasks to their parts
     is_outrun: bool = False  # this agent tried to move its tasks, but new ones started faster
-    applied: CPUSet = EMPTY  # CPUs last read after a write of this agent, or found right and left
-    replaced: CPUSet = EMPTY  # CPUs before the last write of another program
+    # The cpuset read last from the kernel; empty: not read since its state changed, or since a write between passes.
+    applied: CPUSet = EMPTY
+    replaced: CPUSet = EMPTY  # `applied` before the last cpuset that this agent did not write
     proof: Proof | None = None
     retry: Retry = field(default_factory=Retry)
     owner: Owner = field(init=False)  # key of its CPUs in the ledger, the same after each restart
@@ -94,13 +95,13 @@ class ContainerRecord:
 
     @property
     def is_right(self) -> bool:
-        """Return whether the container runs on the CPUs of the last plan, according to kernel and runtime."""
+        """Return whether it has the CPUs of the last plan: by the kernel, or if that was not read by the runtime."""
         is_home = not self.is_running or self.split_home == self.home
         return is_home and (self.applied or self.sent) == self.wanted
 
     @property
     def split_home(self) -> CPUSet:
-        """Return the CPUs to which this agent moved the tasks that the application has not moved; empty: none."""
+        """Return the own CPUs to which this agent moved the container's tasks; empty: it did not split them."""
         return self.parts.home if self.is_split else EMPTY
 
     @property
@@ -113,7 +114,7 @@ class ContainerRecord:
     def started_right(self) -> bool:
         """Return whether the container was created on its planned CPUs; an owner must have been created on the CPUs it owns."""
         is_own = self.born == self.wanted or EMPTY != self.home <= self.born
-        return self.was_seen_so and (not self.is_owner or is_own)
+        return self.was_seen_as_born and (not self.is_owner or is_own)
 
     @property
     def mems_at_start(self) -> CPUSet:
@@ -125,11 +126,11 @@ class ContainerRecord:
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether the runtime never got these nodes, neither at creation nor later."""
+        """Return whether memory nodes for the start must still be sent to the runtime."""
         return not self.born and self.mems_at_start not in (EMPTY, self.sent_mems)
 
     def listed(self, container: RuntimeContainer) -> None:
-        """Store the runtime's listing; a cpuset that changes at the start is no foreign write."""
+        """Store the runtime's listing; a cpuset that changes together with the state is no foreign write."""
         if self.seen.state is not container.state:
             self.applied = EMPTY
         self.seen = container
@@ -162,9 +163,9 @@ class ContainerRecord:
         self.is_outrun = True
 
     def found(self, cpus: CPUSet, when: str) -> None:
-        """Record a cpuset read from the kernel that this agent has not written since the creation."""
+        """Record a cpuset read from the kernel that this agent did not write."""
         self.replaced, self.applied = self.applied, cpus
-        self.was_seen_so |= cpus == self.born
+        self.was_seen_as_born |= cpus == self.born
         self._prove(cpus, when, Path.NRI if cpus == self.born else Path.FOUND)
 
     def wrote(self, cpus: CPUSet, when: str, path: Path) -> None:
@@ -186,7 +187,7 @@ class ContainerRecord:
         self.memory = mems
 
     def assured(self) -> None:
-        """Record that this agent sent its CPUs to the runtime."""
+        """Record that the runtime's record of its CPUs was checked once."""
         self.is_assured = True
 
     def looked_at(self) -> None:
@@ -233,9 +234,9 @@ class ContainerRecord:
         self.right = (cpus, seconds)
 
     def settled(self) -> float | None:
-        """Clear errors; at the first call return the unpinned time in seconds, or None if it is unknown.
+        """Store and return the unpinned time in seconds at the first call; None at later ones, or if it is unknown.
 
-        The time is 0 if the container was on its CPUs at its first check.
+        It is 0 if the container was created on its CPUs, or if no write of this agent was needed.
         """
         if not self.is_awaited or self.proof is None:
             return None

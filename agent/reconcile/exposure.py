@@ -56,7 +56,7 @@ def _seconds_on_host(record: ContainerRecord, cgroup: str, tasks: Tasks) -> floa
 
 
 def seconds_in_vm(record: ContainerRecord, clock: Clock) -> float | None:
-    """Return the age of a container whose processes only the runtime knows; None: unknown."""
+    """Return the age of a container whose processes only the runtime sees, 0 before its start; None: unknown."""
     if started := record.seen.started:
         return max(0.0, clock.wall().timestamp() - started)
     return None if record.is_running else 0.0
@@ -112,7 +112,7 @@ class BootKeeper:
         records: Iterable[ContainerRecord],
         machines: Mapping[str, VMCPUs | None],
     ) -> None:
-        """Watch the pods that start; record how long machines listed now booted on CPUs of other owners."""
+        """Note the pods that start; count how long machines that are newly listed booted on CPUs of other owners."""
         roots = frozenset(_pod_roots(records))
         self._scope, self._owned = BootScope(_starting(observed), frozenset(machines), roots), _owned(ledger)
         known, self._known = self._known, frozenset(machines)
@@ -122,9 +122,9 @@ class BootKeeper:
                 self._count(threads.cpus & _owned(ledger, sandbox.pod_uid), threads.seconds)
 
     def confine(self, cpus: CPUSet) -> None:
-        """Move booting machines to `cpus` now, and later ones too, before CPUs are granted to others.
+        """Move booting machines to `cpus`, now and when `run` finds further ones; empty: leave them alone.
 
-        Empty: leave them alone.
+        A pass calls this before it grants CPUs to others.
         """
         self._cpus = cpus
         if self.is_wanted:
@@ -163,7 +163,7 @@ class BootKeeper:
 
 
 def _owned(ledger: Ledger, pod_uid: str = "") -> CPUSet:
-    """Return the CPUs that containers of all other pods own."""
+    """Return the CPUs that containers own, without those of one pod."""
     return union(held.cpus for held in ledger.parts if held.is_exclusive and held.owner.pod_uid != pod_uid)
 
 

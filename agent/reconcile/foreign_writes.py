@@ -52,7 +52,7 @@ class ForeignWrites(Generic[Key]):
         return ForeignWrites(MappingProxyType(rewrites))
 
     def at(self, now: float) -> ForeignWrites[Key]:
-        """Drop expired writes; return itself if none is."""
+        """Return the history without keys whose last write has expired; the same object if none has."""
         kept = {owner: times for owner, times in self.rewrites.items() if now - times[-1] < WINDOW_SECONDS}
         return self if len(kept) == len(self.rewrites) else ForeignWrites(MappingProxyType(kept))
 
@@ -71,7 +71,7 @@ class ForeignWrites(Generic[Key]):
         return tuple(sorted(owner for owner in self.rewrites if self.is_conflict(owner)))
 
     def ends(self, now: float) -> float | None:
-        """Return the seconds until the next write expires, None if there is none."""
+        """Return the seconds until the first key expires by its last write; None without keys."""
         last = [times[-1] for times in self.rewrites.values()]
         return min(last) + WINDOW_SECONDS - now if last else None
 
@@ -129,15 +129,15 @@ class ForeignWriteLog:
         )
 
     def ends(self) -> float | None:
-        """Return the seconds until the next conflict ends, None if there is none."""
+        """Return the seconds until a container's foreign writes expire, which ends its conflict; None without any."""
         return self._writes.ends(self._clock.monotonic())
 
 
 class ChildCgroups:
-    """Lets child cgroups follow what another program, such as the runtime, wrote to their container's cgroup alone.
+    """Moves child cgroups on cgroup v1 after another program, such as the runtime, wrote only their container's cgroup.
 
-    They follow only to the planned CPUs: on other CPUs, such as an owner's, their processes must not run, not even until
-    the repair. If there are more children than are moved at once, the next passes continue, with one such container each.
+    They are moved only if that program wrote the planned CPUs; on others, such as an owner's, their processes must not
+    run until the repair. One call moves a limited number of cgroups; later passes continue, with one container each.
     """
 
     def __init__(self, cpusets: Cpusets) -> None:

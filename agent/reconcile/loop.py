@@ -1,4 +1,4 @@
-"""The agent's loop: one pass at a time, when something may have changed, or at the latest when a timer expires."""
+"""The agent's loop: one pass at a time, when one is requested, or at the latest when a timer expires."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Loop:
         return sweep if retry is None else min(sweep, retry)
 
     async def _sweep(self, state: NodeState, *, is_overdue: bool) -> None:
-        """Read the tasks of containers that were moved, of all when that is overdue; only the latter delays a pass."""
+        """Read the tasks of moved containers, or of all if a sweep is overdue; only the latter can delay a pass."""
         sweep = await self._reconciler.sweep(
             lambda: self._trigger.is_set and not is_overdue, only_moved=not is_overdue
         )

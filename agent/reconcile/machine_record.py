@@ -89,7 +89,10 @@ class MachineRecord:
 
     @property
     def takes_cpusets(self) -> bool:
-        """Return whether cpusets may be sent to the runtime, which must not change the number of vCPUs."""
+        """Return whether cpusets can be sent to the runtime without a change of the number of vCPUs.
+
+        That is so if a quota sets this number, or if no vCPU can be hotplugged.
+        """
         return self.has_quota or (self.threads is not None and self.threads.is_fixed)
 
     def is_starting(self, now: float) -> bool:
@@ -103,7 +106,7 @@ class MachineRecord:
         self.is_refused &= threads is None
 
     def has_count(self, seen: VMSeen, now: float) -> None:
-        """Record the number of vCPUs; the first count of a machine that is older than its record does not count as a change.
+        """Record the number of vCPUs and when it changed last; the first number counts from the VMM's start.
 
         After a change the machine is read again soon: a new thread has the name of the vCPU that created it, and until
         it sets its own name no vCPU can be identified.

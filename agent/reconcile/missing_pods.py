@@ -1,9 +1,8 @@
 """Look up pods of running containers that the pod watch has not shown yet.
 
-Each pod is requested once while the runtime has a container of it, one request at a time. A found pod counts as
-observed until the watch shows it, and is requested again from time to time, because a watch that leaves out
-finished pods may never show it. A pod that does not exist stays unknown, keeps its CPUs, and is not requested
-again.
+One pod is requested at a time. A found pod counts as observed until the watch shows it, and is requested again every
+AGAIN_SECONDS: if it ends before that, the watch never shows it, because the watch leaves out finished pods. A pod that
+does not exist stays unknown, keeps its CPUs, and is not requested again while the runtime lists its containers.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class MissingPodLookup:
         self._backoff = Backoff(PAUSE_SECONDS)
 
     def completed(self, shown: Mapping[str, Pod]) -> Mapping[str, Pod]:
-        """Return the pods shown by the watch, and the found ones that it has never shown."""
+        """Return the pods that the watch shows, and the found ones that it has not shown."""
         for uid in self._found.keys() & shown.keys():
             del self._found[uid]
         return {**self._found, **shown} if self._found else shown

@@ -48,7 +48,7 @@ def _shown(observed: Observed, devices: Devices) -> Observed:
 
 
 class Observer:
-    """Observes the node repeatedly, reads only what changed, and keeps the container records."""
+    """Observes the node for each pass, and keeps the container records. Only changed pods are parsed again."""
 
     def __init__(
         self, interfaces: Interfaces, clock: Clock, request_pass: Callable[[], None], vms: VMKeeper
@@ -58,7 +58,7 @@ class Observer:
         self.sandboxes = Sandboxes(vms, clock)
         self._vms = vms
         self.runtime_reason = ""  # why the runtime did not list its containers last time
-        self.rewritten: list[ContainerRecord] = []  # containers with a foreign write, as of this pass
+        self.rewritten: list[ContainerRecord] = []  # containers with a foreign write that this pass has found
         self.is_listed = True  # the containers come from a list; False: they come from events
         self._interfaces = interfaces
         self._clock = clock
@@ -67,16 +67,16 @@ class Observer:
         self._topology: Topology | None = None
         self._universe: CPUSet = EMPTY
         self._has_listed = False
-        self._holders: Collection[str] = ()  # pods with exclusive CPUs by the last plan
+        self._holders: Collection[str] = ()  # uids of the pods that hold CPUs by the last plan
         self.host_classes: frozenset[str] = frozenset()  # runtime classes whose last pods ran on the host
         self._lists_next = False  # the next observation lists the containers, because it likely moves some
 
     def remember(self, topology: Topology) -> None:
-        """Add CPUs from before a restart, which may be offline now."""
+        """Add the CPUs that were known before a restart, and may be offline now."""
         self._topology = topology
 
     def leave_new(self) -> None:
-        """Do not widen new containers, because the agent only observes."""
+        """Do not widen the tasks of new containers, because the agent only observes."""
         for record in self.records.values():
             record.looked_at()
 
@@ -111,7 +111,7 @@ class Observer:
         return self._with_devices(observed)
 
     def _with_devices(self, observed: Observed) -> Observed:
-        """Return the observation with the devices of containers."""
+        """Pass the observation to the device lookup, and return it with the known devices of containers."""
         devices = self._interfaces.devices
         seen = (record.seen for record in self.records.values())
         devices.follow(observed, {it.pod_uid: (it.namespace, it.pod) for it in seen})
@@ -143,7 +143,7 @@ class Observer:
     def runs_no_machine(self, pod_uid: str) -> bool:
         """Return whether no virtual machine runs in this pod, by the last observation or because the pod is plain."""
         known = self._pods.get(pod_uid)
-        if known is None:  # a plain pod waits for the start of its containers
+        if known is None:  # not observed yet: passes for new plain pods are delayed
             return self.is_plain(pod_uid)
         return not (known[1].is_vm or self._may_be_in_vm(known[1]))
 
@@ -159,7 +159,7 @@ class Observer:
         return self._interfaces.pods.pods().values()
 
     def note_held(self, ledger: Ledger | None) -> None:
-        """Record the owned CPUs of containers that may use more, before a plan changes them."""
+        """Record each container's own CPUs by the last ledger, before a new plan changes them."""
         for record in self.records.values():
             if ledger and (part := part_of(ledger, record.owner)):
                 record.held(part.cpus)
@@ -174,7 +174,7 @@ class Observer:
             self.records[seen.id].planned(cpus, mems, home, is_owner=bool(part))
 
     async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
-        """Return the CPUs of these containers as another program allocated them."""
+        """Return the CPUs that another program allocated to these containers, of the running ones."""
         records = [self.records[key] for key in ids if self.records[key].is_running]
         if not records:
             return {}
@@ -280,7 +280,7 @@ class Observer:
             return False
 
     def _compare(self, record: ContainerRecord, cpus: CPUSet, *, moved: bool) -> None:
-        """Distinguish foreign writes from hotplug effects."""
+        """Record a container's cpuset; a change without hotplug (`moved`) is a foreign write."""
         if record.applied and cpus != record.applied and not moved:
             self.rewritten.append(record)
         self._note(record, cpus)

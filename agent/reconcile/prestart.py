@@ -1,13 +1,12 @@
-"""Pin new containers before their first instruction, on nodes where only cgroups announce them.
+"""Pin new containers before their first instruction, on nodes where only their new cgroups announce them.
 
-Between the creation of its cgroup and the start of its command a container's cpuset can be written freely: the runtime
-fills an empty one (cgroup v1) before it adds its own process, and does not look at it again. So this module writes
-the cpuset at once, and checks it until the runtime's process appears. Containers that already run are left to a
-pass.
+Between the creation of its cgroup and the start of its command, a container's cpuset can be written: the runtime fills
+an empty one (cgroup v1) before it adds its own process, and does not read it again. So this module writes the cpuset
+at once, and checks it until the runtime's process appears. Containers that already run are left to a pass.
 
-CRI-O makes the cgroup in its call CreateContainer and lists a container only when that call is over, some milliseconds
-before it is started. Until its name is known a container is kept on the CPUs that containers of its pod may have. A sandbox looks
-the same until it is listed: one with a process gets back the cpuset that it had.
+CRI-O creates the cgroup in its call CreateContainer, and lists a container only when that call is over, some
+milliseconds before the start. Until its name is known, a container is kept on the CPUs that containers of its pod may
+have. A sandbox cannot be distinguished from a container before it is listed; then its old cpuset is restored.
 """
 
 from __future__ import annotations
@@ -28,29 +27,30 @@ if TYPE_CHECKING:
     from agent.interfaces import Cgroups, NewContainer, Owners
     from pinning.machine.cpuset import CPUSet
 
-# doubled each time: a process that appears after t remains the runtime's own process for more than t
+# Pause between the first two looks, then doubled: a process that appears after t seconds stays the runtime's own for
+# longer than t.
 FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
-# between two questions for names that decide where containers start: CRI-O starts one some 10 ms after it lists it
+# between two requests for names, if a container's CPUs depend on its name: CRI-O starts it some 10 ms after listing it
 NAME_PAUSE: Final = 0.004
 SOON_SECONDS: Final = 2.0  # age of a start from which it is polled less often, because it is slow anyway
 GIVE_UP_SECONDS: Final = 30.0
-# an entry that was not requested within this time belongs to a container that was never listed
+# A proof that no pass has taken within this time belongs to a container that was never listed.
 KEPT_SECONDS: Final = 60.0
 # Longest pause between two checks whether the runtime lists a container that is pinned by its pod's CPUs.
 SANDBOX_PAUSE: Final = 1.0
 
 
 class Right(NamedTuple):
-    """Proof that a container was on the right CPUs, with the time its command may have run before."""
+    """Proof that a container was put on its planned CPUs, and how long its command may have run on others before."""
 
     cpus: CPUSet
     seconds: float | None  # time that its command may have run elsewhere; None: unknown
     at: float
 
 
-class SharedQuestion:
-    """Asks the runtime for the names of all containers that wait for one, one list at a time.
+class SharedLookup:
+    """Requests the names of new containers from the runtime, by one list at a time for all that wait.
 
     A node may start a hundred containers at once, and each has some 10 ms between its listing and its start.
     """
@@ -86,9 +86,9 @@ class SharedQuestion:
         self._urgent.discard(container_id)
 
     async def _ask(self) -> None:
-        """Request the runtime's list while a container waits for its name.
+        """Request the runtime's list while a container waits for its name: with backoff, or every NAME_PAUSE.
 
-        If one starts soon, every NAME_PAUSE, otherwise with backoff.
+        The latter applies if a container starts soon, or if the last list had a name.
         """
         pause = NAME_PAUSE
         try:
@@ -108,7 +108,7 @@ class SharedQuestion:
         """Request the list once; return whether the runtime named one of the waiting containers."""
         try:
             named = await self._owners.created(waiting)
-        except AgentError:  # a later question may succeed
+        except AgentError:  # a later request may succeed
             return False
         for container_id, owner in named.items():
             answer = self._answers.get(container_id)
@@ -135,11 +135,12 @@ class PreStartPinner:
         self._owners = owners
         self._clock = clock
         self._cpus_of = cpus_of
-        # Called after every write, and when a container is left to the passes; True: pinned before its command ran.
+        # Called after each write of planned CPUs, and when the pinning of a container ends; True: it was pinned before
+        # its command ran.
         self._touched = touched
         self._pinning: dict[str, asyncio.Task[None]] = {}
         self._right: dict[str, Right] = {}
-        self._names = SharedQuestion(owners)
+        self._names = SharedLookup(owners)
         self._own: dict[str, CPUSet] = {}  # cpuset of each container before it was pinned by its pod's CPUs
         self._restoring: set[asyncio.Task[None]] = set()
 
@@ -151,7 +152,7 @@ class PreStartPinner:
             self._pinning[container.id] = asyncio.create_task(self._keep(container))
 
     def _is_done(self, container: NewContainer) -> bool:
-        """Return whether the pinning of a container is complete, with the name that it has now."""
+        """Return whether a container was already pinned to the CPUs that are planned for it now."""
         right, target = self._right.get(container.id), self._cpus_of(container.owner)
         return right is not None and (not isinstance(target, StartCPUs) or target.cpus == right.cpus)
 
@@ -178,10 +179,7 @@ class PreStartPinner:
                     if named is container:
                         pause = min(2 * pause, self._longest_pause(container, begun))
                     container = named
-        except (
-            AgentError,
-            TimeoutError,
-        ):  # it exited, or cannot be written: a pass reports the failure
+        except (AgentError, TimeoutError):  # it exited, or cannot be written: a pass reports the failure
             pass
         finally:
             del self._pinning[container.id]
@@ -210,7 +208,7 @@ class PreStartPinner:
         return not (is_settled or isinstance(container.owner, Owner))
 
     def _is_urgent(self, container: NewContainer, begun: float) -> bool:
-        """Return whether a container that starts soon waits for its name."""
+        """Return whether a container probably starts soon and may get CPUs, so that its name is needed at once."""
         is_soon = self._clock.monotonic() - begun < SOON_SECONDS
         return is_soon and self._cpus_of(container.owner) is not None
 

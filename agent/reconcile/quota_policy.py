@@ -1,10 +1,10 @@
 """Unset the CFS quota of containers that own their CPUs, restore it afterwards, and count throttled periods.
 
-A container with CPU limit 1 on 4 CPUs is throttled for three quarters of its time. The pod's quota counts too, and is
-unset if every container of the pod is exclusive and unlimited. For a container that may use more CPUs than it owns,
-both quotas are unset unless the pod keeps them: its helper threads on the other CPUs would use up the quota, and the
-threads on its own CPUs would be throttled. When the kubelet resizes a pod it sets both quotas again, so they are
-checked again after a second. A Kata container has no cgroup here, and keeps its quota.
+A container with CPU limit 1 that keeps 4 CPUs busy is throttled for three quarters of its time. The pod's own quota
+throttles too, and is unset if every container of the pod is exclusive and has its quota unset. For a container that may
+use more CPUs than it owns, both quotas are unset unless the pod keeps them: its helper threads on the other CPUs would
+use up the quota, and the threads on its own CPUs would be throttled. The kubelet sets both quotas again when it resizes
+a pod, so they are checked again after a second. A Kata container has no cgroup on the host, and keeps its quota.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOT_UNSET: Final = _Look(None, -1.0, is_unset=False)
 
 
 class QuotaKeeper:
-    """Unsets quotas and restores them; the originals outlive the agent."""
+    """Unsets quotas and restores them; the originals are saved for the next agent."""
 
     def __init__(self, interfaces: Interfaces, saved: Restorable, *, keeps_quiet: bool) -> None:
         self._quotas, self._runtime = interfaces.cgroups.quotas, interfaces.runtime
@@ -51,13 +51,13 @@ class QuotaKeeper:
         self._saved = saved
         saved.require(lambda _, text: _parse(text))
         self._looks: dict[str, _Look] = {}  # the last decision, by cgroup
-        self._whole: set[str] = set()  # uids of pods whose own quota is unset
+        self._whole: set[str] = set()  # cgroups of pods whose own quota is unset
 
     def follow(
         self, records: Iterable[ContainerRecord], ledger: Ledger, observed: Observed, word: Quota, now: float
     ) -> None:
         """Unset the quotas that pods or the operator chose to unset, and restore those no longer chosen."""
-        with suppress(Refused):  # nothing is saved until then, so that no quota is unset
+        with suppress(Refused):  # while this fails no original can be saved, so no quota is unset
             self._saved.reread()
         known = {record.cgroup: record for record in records if record.cgroup}
         looks = {cgroup: self._look(record, cgroup, ledger, word, now) for cgroup, record in known.items()}

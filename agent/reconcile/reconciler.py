@@ -1,7 +1,8 @@
-"""One pass: observe, plan, save, apply, report. A pass does not depend on events, so a missed event does no harm.
+"""One reconcile pass: observe the node, plan, save the ledger, apply the plan, read back, return the node's state.
 
+A pass that would move or free CPUs lists all containers first, so a lost event delays a change and causes no wrong one.
 The ledger is saved before any action, so that an agent killed at any instruction resumes what it had begun. Without a
-usable ledger no action is taken before all pods and containers are known: then the ledger is recovered from them.
+usable ledger no action is taken before all pods and containers are known; the ledger is then recovered from them.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ if TYPE_CHECKING:
 QUOTAS: Final = "quotas.json"
 # Policies of the kubelet's topology manager that align CPUs with devices.
 ALIGNING: Final = frozenset({"best-effort", "restricted", "single-numa-node"})
-TALLIES: Final = "tallies"  # key of the count of tasks by affinity on the agenda
-# time after the start by which all pods should be listed: a first list usually takes a tenth of it, so a longer one
-# means that the API server is out of reach
+TALLIES: Final = "tallies"  # the agenda's key of `TallyWatch.look`, which counts tasks by affinity
+# Longest wait for a list of all pods after a start with a ledger, so that the first pass sees edits from the time when no
+# agent ran. A list usually takes a tenth of this; a longer one means that the API server is out of reach.
 PODS_SECONDS: Final = 2.0
 
 logger = logging.getLogger(__name__)
@@ -88,24 +89,25 @@ class Settings:
     def free_devices(self, kinds: Kinds | None, config: NodeConfig) -> FreeDevices | None:
         """Return the free devices with the kubelet's preference for NUMA nodes; None if they are not known.
 
-        With a Memory Manager the topology manager may choose any NUMA node, so no preference is assumed.
+        Unless the Memory Manager is known to be off, no preference is assumed: with it the topology manager may choose
+        any NUMA node.
         """
         if kinds is None:
             return None
-        has_say = self.memory_policy is not KubeletPolicy.NONE or config.kubelet_binds_memory
-        is_lowest_first = self.topology_manager in ALIGNING and not has_say
+        may_bind_memory = self.memory_policy is not KubeletPolicy.NONE or config.kubelet_binds_memory
+        is_lowest_first = self.topology_manager in ALIGNING and not may_bind_memory
         return FreeDevices(kinds, config.near_ignore, is_lowest_first)
 
     def kubelet_now(self) -> KubeletPolicy:
-        """Return the kubelet's current policy."""
+        """Return the kubelet's CPU policy: from its state file, or as of the agent's start if the file names none."""
         policy = read_kubelet_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         return self.kubelet_policy if policy is KubeletPolicy.UNKNOWN else policy
 
     def leaves_cpusets(self, ledger: Ledger | None) -> bool:
         """Return whether another program allocates the CPUs, so that uninstalling must not change them.
 
-        A static kubelet does not restore a cpuset that was widened. An agent that observes by configuration may still
-        have containers with CPUs from before, whose cpusets it has to widen.
+        A static kubelet does not restore a cpuset that was widened. An agent that observes by configuration still
+        widens the cpusets of containers to which it assigned CPUs before.
         """
         return self.kubelet_now() is KubeletPolicy.STATIC or (self.config.observe and not ledger)
 
@@ -114,7 +116,10 @@ class Settings:
         return versions(self.kubelet_state) if self.kubelet_state else None
 
     def config_beside(self, kubelet: KubeletPolicy) -> NodeConfig:
-        """Return the effective configuration: beside static kubelet policies observe, and bind no memory."""
+        """Return the effective configuration: beside a static CPU policy of the kubelet the agent only observes.
+
+        Beside a static Memory Manager it binds no memory.
+        """
         config = replace(self.config, observe=True) if kubelet is KubeletPolicy.STATIC else self.config
         memory = read_memory_policy(self.kubelet_state) if self.kubelet_state else KubeletPolicy.UNKNOWN
         if (self.memory_policy if memory is KubeletPolicy.UNKNOWN else memory) is KubeletPolicy.STATIC:
@@ -193,7 +198,7 @@ class Reconciler:
     def background(
         self, show_proofs: Callable[[Mapping[Owner, Proof]], None], show_wrappers: Callable[[], None]
     ) -> Iterator[Coroutine[object, object, None]]:
-        """Yield the background tasks, which run until cancelled; they publish newer proofs and wrappers without a pass."""
+        """Add looks to the agenda; yield the background tasks. `show_*` publish new task counts and wrappers at once."""
         agenda = self._trigger.agenda
         request_pass = self._trigger.request_pass
         machine, policies = self._interfaces.machine, self._settings.policy_versions
@@ -222,17 +227,17 @@ class Reconciler:
         kubelet = self._settings.kubelet_now()
         config, plan = self._plan(observed, kubelet)
         if not self.observer.is_listed and (plan.actions or plan.ledger != self._ledger):
-            # without a full listing no container is moved or freed
+            # containers are moved, and CPUs freed, only after a full listing
             observed = await self.observer.observe(anew=True)
             self._watched.follow()
             config, plan = self._plan(observed, kubelet)
         self.observer.note_held(self._ledger)
         self._reserve.planned(plan.sets)
         await self._save(plan, observed)
-        if not config.observe:  # while observing, the kubelet writes the cpusets
+        if not config.observe:  # otherwise another program is expected to write cpusets
             self._foreign_writes.count(self.observer.rewritten)
         undone = await self._act(plan, observed, writes=not config.observe)
-        # Before the flush: it takes longest, and after a power failure the kubelet prepares claims anew anyway.
+        # Before the slow flush: after a power failure, which may lose the checkpoint, each claim is prepared again.
         self._interfaces.claims.passed(plan.ledger, plan.waiting_claims, observes=config.observe)
         self._look_back(observed.known_uids, observes=config.observe)
         self.observer.sandboxes.look_back({action.container_id for action in plan.actions})
@@ -255,7 +260,7 @@ class Reconciler:
         )
 
     def _knows_enough(self, observed: Observed) -> bool:
-        """Return whether to act; with a ledger after PODS_SECONDS at most, so that edited pods can be listed first."""
+        """Return whether pods and containers are known, or a ledger is and PODS_SECONDS are over; then True for good."""
         is_late = self._clock.monotonic() >= self._started + PODS_SECONDS
         self._has_begun = self._has_begun or observed.is_complete or (is_late and self._ledger is not None)
         return self._has_begun
@@ -272,7 +277,7 @@ class Reconciler:
             return config, plan_node(observed, self._ledger, config)
 
     async def _save(self, plan: Plan, observed: Observed) -> None:
-        """Save ledger and reserve, which must happen before any action."""
+        """Save the checkpoint with ledger, reserve and devices; must be done before any action."""
         ids = self._interfaces.machine.machine_id(), self._interfaces.machine.boot_id()
         machine = observed.topology, observed.universe
         needs = NEEDS_CLAIMS if plan.ledger.claims else frozenset[str]()
@@ -293,7 +298,7 @@ class Reconciler:
         table = start_table(plan, observed, self._foreign_writes.in_conflict) if writes else None
         self.boots.follow(observed, plan.ledger, records.values(), sandboxes.threads)
         self.boots.confine((shared & before) or shared)
-        self._watched.publish(table)  # grants CPUs from here on, and booting machines have left them
+        self._watched.publish(table)  # after `confine`: new containers may get CPUs that booting machines had
         undone: list[Action] = []
         if plan.actions:
             with self.metrics.apply_seconds.time():
@@ -307,9 +312,9 @@ class Reconciler:
         return frozenset(action.container_id for action in undone)
 
     def _look_back(self, known: Collection[str], *, observes: bool) -> None:
-        """Record the unpinned time of containers that reached their CPUs, and clear old errors.
+        """Clear errors that need no retry, and record the unpinned time of containers that reached their CPUs.
 
-        Pods that the watch has not shown yet are skipped. An agent that only observes retries no write.
+        An agent that only observes retries no write. The time is recorded once the watch has shown the pod.
         """
         for record in self.observer.records.values():
             is_right = record.is_right
@@ -336,9 +341,9 @@ class Reconciler:
         await self.vms.follow(targets, observed.topology)
 
     def retry_seconds(self) -> float | None:
-        """Return the seconds until the next retry, None if nothing is to be retried."""
+        """Return the seconds until the next retry, end of a conflict or rest of a move is due; None if there is none."""
         now, machines = self._clock.monotonic(), self.observer.sandboxes.records
-        # Containers in a machine are retried with the machine; a retry that was due in the last pass waits for others.
+        # Containers in a virtual machine are retried with it; a retry that was due in the last pass requests no other.
         alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)
         retries = [record.retry for record in alone] + [machine.retry for machine in machines.values()]
         waits = [it.not_before - now for it in retries if it.reason and it.not_before > self._pass_began]
@@ -346,9 +351,9 @@ class Reconciler:
         return max(FIRST_RETRY_SECONDS, min(waits)) if waits else None
 
     async def sweep(self, is_wanted_elsewhere: Callable[[], bool], *, only_moved: bool = False) -> Sweep:
-        """Compare the tasks of every container with its CPUs, and read how often quotas stopped exclusive ones.
+        """Compare tasks with their CPUs, until `is_wanted_elsewhere` returns True; count throttled periods.
 
-        With `only_moved` compare those of containers that started or were moved since their last comparison.
+        With `only_moved`, containers whose tasks were compared with their present CPUs, and found on them, are skipped.
         """
         if not only_moved:
             self._watched.follow_anew()
@@ -359,7 +364,7 @@ class Reconciler:
         return sweep._replace(is_news=await self.vms.sweep() or sweep.is_news)
 
     async def reset(self) -> None:
-        """Give every container all CPUs, unless another program allocates them; delete all state (uninstall)."""
+        """Restore quotas, give every container all CPUs unless another program allocates them, delete the checkpoint."""
         has_quotas = self._quotas.restore_all()
         if self._settings.leaves_cpusets(self._ledger):
             facts = {"kubelet": self._settings.kubelet_now()}
@@ -374,7 +379,7 @@ class Reconciler:
 def _undone(
     actions: Sequence[Action], done: Sequence[bool], is_sending: Callable[[str], bool]
 ) -> Iterator[Action]:
-    """Yield the actions that are not done or still pending: a created container may start with its old CPUs."""
+    """Yield the actions that are not done, and those whose update is in flight: the container may start on old CPUs."""
     for action, is_done in zip(actions, done, strict=True):
         if not is_done or is_sending(action.container_id):
             yield action

@@ -45,7 +45,10 @@ class ReserveKeeper:
             self._kept = kept
 
     def config(self, config: NodeConfig, ledger: Ledger | None, observed: Observed) -> NodeConfig:
-        """Return the configuration of a pass; the kept reserve ends with the last assignment, if the default fits."""
+        """Return the configuration of a pass: with the kept reserve while containers hold CPUs.
+
+        Later it is dropped, unless the default reserve does not fit the machine.
+        """
         if self._kept is None or config.reserved is not None:
             return config
         if not ledger and not _misfit(observed.topology, observed.universe, config):
@@ -59,7 +62,7 @@ class ReserveKeeper:
 
 
 def start_config(config: NodeConfig, saved: Saved | None, machine: Machine) -> NodeConfig:
-    """Return the configuration of the first pass after a start."""
+    """Return the configuration of the first pass after a start: with the reserve of the checkpoint, if that fits."""
     kept = saved and saved_reserve(saved, machine.boot_id())
     if not kept or config.reserved is not None:
         return config

@@ -45,7 +45,7 @@ class Restorable:
         self._load()
 
     def require(self, check: Callable[[str, str], object]) -> None:
-        """Treat the file as damaged unless `check` accepts each key with its text; it raises what parsers raise."""
+        """Treat the file as damaged if `check` raises one of `_DAMAGES` for a key with its text."""
         self._check = check
         self._load()
 
@@ -150,7 +150,7 @@ class Restorable:
 
 
 class RestorableValue(Generic[_Value]):
-    """The one record of a `Restorable`, first that of an earlier agent; None if there is nothing to undo."""
+    """The only value in a `Restorable`, at first as an earlier agent saved it; None if there is nothing to undo."""
 
     def __init__(
         self, saved: Restorable, key: str, parse: Callable[[str], _Value], to_text: Callable[[_Value], str]
@@ -167,7 +167,7 @@ class RestorableValue(Generic[_Value]):
 
     @property
     def value(self) -> _Value | None:
-        """The record that is on disk."""
+        """The value on disk."""
         return self._value
 
     @property
@@ -176,7 +176,7 @@ class RestorableValue(Generic[_Value]):
         return self._value is not None or not self._is_read
 
     def read(self) -> None:
-        """Take over the record of an earlier agent, once; raise Refused while its file cannot be used."""
+        """Read the value of an earlier agent, once; raise Refused while the file cannot be used."""
         if self._is_read:
             return
         self._saved.reread()
@@ -185,7 +185,7 @@ class RestorableValue(Generic[_Value]):
         self._is_read = True
 
     def save(self, value: _Value | None) -> None:
-        """Save another record, None to drop it; raise Refused if that cannot be written."""
+        """Save another value, None to delete it; raise Refused if that cannot be written."""
         if value == self._value:
             return
         if value is None:

@@ -45,7 +45,7 @@ class PassResult:
     observed: Observed
     plan: Plan
     proofs: Mapping[str, Proof]  # cpuset read back from the kernel, by container id
-    names: Mapping[Owner, str]  # readable names of the live containers
+    names: Mapping[Owner, str]  # readable names of the containers
     conflicts: tuple[Conflict, ...] = ()
     failures: tuple[str, ...] = ()
     # NUMA nodes that running containers allocate memory from, if they were read.

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuntimeSync:
-    """Calls the runtime, two at a time."""
+    """Sends the cpusets of running containers to the runtime, two calls at a time."""
 
     def __init__(
         self, runtime: Runtime, wrote: Callable[[str], None], backoff: Backoff | None = None
@@ -53,7 +53,10 @@ class RuntimeSync:
         self._idle.clear()
 
     def assure(self, records: Iterable[ContainerRecord]) -> None:
-        """Queue each correct cpuset once, because an earlier agent may have died before its call."""
+        """Queue correct cpusets that this agent has not sent, once for each container.
+
+        An earlier agent may have died before its call.
+        """
         for record in records:
             if not record.is_assured and record.is_running and record.cgroup:
                 record.assured()
@@ -87,7 +90,7 @@ class RuntimeSync:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Send queued cpusets until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(IN_FLIGHT):
                 group.create_task(self._work())
@@ -131,7 +134,8 @@ class RuntimeSync:
             logger.warning("runtime refuses cpuset", extra={"facts": {**facts, "reason": str(error)}})
         except (Unavailable, TimeoutError) as error:
             logger.info(
-                "runtime update put off", extra={"facts": {**facts, "reason": str(error) or "timeout"}}
+                "runtime update failed, will be retried",
+                extra={"facts": {**facts, "reason": str(error) or "timeout"}},
             )
             return False
         return True
@@ -155,7 +159,7 @@ class CreatedUpdates:
             self._newest[record.seen.id] = (cpus, task)
 
     def is_other(self, container_id: str, cpus: CPUSet) -> bool:
-        """Return whether another set is in flight."""
+        """Return whether a set other than `cpus` is in flight for a container."""
         on_its_way = self._newest.get(container_id)
         return on_its_way is not None and on_its_way[0] != cpus
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from agent.vm_interfaces import VMCPUs
     from pinning.planning.run_sets import SandboxSet
 
-LOST_SECONDS: Final = 30.0  # budget of waits for lost machines, which may run on any CPU
+# Budget of waits for lost machines: their threads are not found, so they may run on any CPU.
+LOST_SECONDS: Final = 30.0
 WINDOW_SECONDS: Final = 600.0  # period of this budget: node-wide, so that many machines cannot extend it
 SLOT_SECONDS: Final = 10.0  # granularity with which used budget expires
 NOT_FOUND: Final = "its threads are not found, so that its CPUs are unknown: look at the log of the agent"
@@ -81,7 +82,7 @@ class Sandboxes:
         return self.vms.sandboxes
 
     async def read(self) -> None:
-        """Read every machine's affinities from the kernel, which ends the wait for lost machines."""
+        """Read every machine's affinities from the kernel; the wait for lost machines ends here and is counted."""
         self.wait_budget.count(self.clock.monotonic())
         await self.vms.read()
 
@@ -110,7 +111,7 @@ class Sandboxes:
         )
 
     def missed_until(self, record: MachineRecord, now: float) -> float:
-        """Return until when actions wait for a machine that has just been lost, because it may run on any CPU."""
+        """Return the time until which actions wait for a lost machine; `now` if they do not."""
         if record.lost_since is None:
             return now
         until = min(record.lost_since + LOST_SECONDS, now + self.wait_budget.left(now))
@@ -119,11 +120,11 @@ class Sandboxes:
         return until
 
     def waiting(self, now: float) -> frozenset[str]:
-        """Return the machines to leave alone now: their last move failed a moment ago."""
+        """Return the machines to leave alone now: they are in backoff after a failed move."""
         return frozenset(key for key, record in self.records.items() if record.retry.not_before > now)
 
     def look_back(self, moved: Collection[str]) -> None:
-        """Clear the errors of machines that reached their CPUs and are not being moved."""
+        """Clear the errors of machines that the plan does not move, because they reached their CPUs."""
         for key, record in self.records.items():
             if record.retry.reason and key not in moved:
                 record.retry.reset()
@@ -149,8 +150,8 @@ class Sandboxes:
 def _seen(record: MachineRecord, sent: list[CPUSet], *, is_missed: bool) -> SeenSandbox:
     """Return a machine as observed.
 
-    A machine whose threads are not found counts as on the cpusets that the runtime accepted; after a refusal no action
-    waits for it.
+    While actions wait for a lost machine, its CPUs are unknown. After the wait it counts as running on the cpuset that
+    the runtime accepted for all its containers; if the runtime refused the last cpuset, no action waits for it.
     """
     threads, key, pod_uid = record.threads, record.place.key, record.pod_uid
     taken = tuple(cpus for cpus in sent if cpus or record.takes_cpusets)
@@ -195,9 +196,9 @@ class SandboxMover:
         return self._sandboxes.vms.confine(record, target.own, target.others)
 
     def _note_lost(self, record: MachineRecord, *, are_accepted: bool) -> bool:
-        """Record a lost machine; return whether it counts as moved.
+        """Record that a machine is lost; return whether it counts as moved.
 
-        It does after the wait, because then the runtime's answer is the only evidence.
+        After the wait it does if the runtime accepted its CPUs, because there is no better evidence.
         """
         record.is_refused = not are_accepted
         now = self._clock.monotonic()
@@ -236,7 +237,11 @@ class SandboxMover:
 def _to_send(
     record: MachineRecord, live: list[ContainerRecord], found: VMCPUs | None, target: SandboxSet
 ) -> list[ContainerRecord]:
-    """Return the containers to update in the runtime: a cpuset that it accepted before stays in effect until replaced."""
+    """Return the containers whose new cpuset is sent to the runtime.
+
+    If cpusets may change the number of vCPUs, only cpusets that the runtime already has are replaced, unless a thread
+    still may run elsewhere.
+    """
     if record.takes_cpusets or (found and not found.cpus <= target.cpus):
         return live
     return [container for container in live if container.sent]

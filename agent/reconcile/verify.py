@@ -1,4 +1,7 @@
-"""Second half of the proof: besides the cpuset, the affinity of every task is within the container's CPUs."""
+"""Comparison of the affinity of every task in a container's cgroups with the container's CPUs.
+
+A pass reads back the cpuset of the container; this check finds single tasks that may run on other or fewer CPUs.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ AT_ONCE: Final = 8  # containers between two yields to the event loop
 TURN_SECONDS: Final = (
     0.02  # CPU time between two yields within one container, which may have a thousand cgroups
 )
-POLL_SECONDS: Final = 2.0  # between two rounds of counting tasks by part
+POLL_SECONDS: Final = 2.0  # between two rounds that count tasks on own CPUs and on pools
 REST: Final = 50.0  # seconds of rest per second of counting, so that counting takes at most 2 % of a core
-# Changed containers per round: programs that change their masks all the time cause at most 4 requests a second.
+# Most changed containers that one round publishes, so that programs that keep changing their masks cause at most
+# 4 requests a second to the API server.
 MOST_SHOWN: Final = 8
 
 logger = logging.getLogger(__name__)
@@ -48,8 +52,8 @@ async def prove_tasks(
 ) -> Sweep:
     """Compare the tasks of each container with its planned CPUs, until other work is pending.
 
-    A first process that started narrower is widened, once: later changes are its own choice. The threads of a
-    container's virtual machine (`vm_tasks`) are on fewer CPUs because this agent, or libvirt, pinned them.
+    A first process that started on fewer CPUs is widened once; later changes are its own choice. The threads of a
+    container's virtual machine (`vm_tasks`) do not count as narrowed, because this agent or libvirt pinned them.
     """
     is_news, begun = False, cpu_time()
     for number, record in enumerate(records, 1):
@@ -82,7 +86,7 @@ def _prove(record: ContainerRecord, cgroups: Cgroups, vm_tasks: frozenset[int]) 
 
 
 def prove_parts(record: ContainerRecord, cgroups: Cgroups) -> bool:
-    """Count the tasks on each part of a container that may use more CPUs than it owns; return whether that changed."""
+    """Count the tasks on the own CPUs and on the pools of a container; return whether the counts changed."""
     if record.cgroup is None or not record.is_running:
         return False
     try:
@@ -105,7 +109,7 @@ def _widen(record: ContainerRecord, cgroup: str, tasks: Tasks) -> None:
 
 
 class TallyWatch:
-    """Counts the tasks on each part between sweeps, because the kernel reports no affinity changes.
+    """Counts tasks on own CPUs and on pools between sweeps, because the kernel reports no affinity changes.
 
     It moves nothing and requests no pass.
     """

@@ -2,7 +2,7 @@
 
 A cgroup confines threads to a set of CPUs and pins none to one CPU. Kernels before 6.2 also reset the affinity of all
 threads when the cpuset is written. So each machine is polled: its thread count and vCPUs every few seconds, every
-thread with each sweep, and at once after a foreign write of its cgroup.
+thread about once a minute, and at once after a foreign write of its cgroup.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AFFINITY_ALONE: Final = (
     "the masks of its threads alone keep it on its CPUs: its containers have no CPU limit, and Kata would derive its"
     " number of vCPUs from their cpusets"
 )
-STILL_TOLD: Final = (
+STILL_SENT: Final = (
     "Kata accepted cpusets for its containers, and still gets them, though none has a CPU limit: it may derive"
     " the machine's number of vCPUs from them"
 )
@@ -109,15 +109,15 @@ class VMKeeper:
             seen = self._vms.read(record.place)
             self._read_by_pass.add(record.place.key)
             record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
-            # the next poll compares with this reading, so a change that it shows is acted on now
+            # polls compare with this reading from now on, so a change that it shows must be recorded here
             record.has_strayed |= record.looked is not None and record.looked != self._masks_of(record, seen)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     def confine(self, record: MachineRecord, own: CPUSet, others: CPUSet) -> VMCPUs | None:
-        """Move the threads of a sandbox at once; return their affinities as read back."""
+        """Move the threads of a sandbox at once; return their affinities as read back, None if they are not found."""
         record.aim(record.place, VMTarget(record.pod_uid, own, others), self._clock.monotonic())
-        # Actions wait until no thread of the machine is left on the CPUs.
+        # `fully`, because other actions wait until no thread of the machine is left on the CPUs that it loses.
         seen = self._look(record, fully=True)
         record.read(_cpus_of(seen) if seen else None, self._clock.monotonic())
         return record.threads
@@ -127,7 +127,7 @@ class VMKeeper:
         return frozenset(cgroup for record in self.sandboxes.values() for cgroup in record.place.cgroups)
 
     def tasks(self, key: str) -> frozenset[int]:
-        """Return the pinned threads, which do not count as drift."""
+        """Return the threads of the machine in this container, which are on fewer CPUs because they are pinned."""
         record = self._launchers.get(key)
         return self._vms.tasks(record.place) if record else frozenset()
 
@@ -157,7 +157,7 @@ class VMKeeper:
         return SOON_SECONDS if waits else POLL_SECONDS
 
     def _is_expected(self, record: MachineRecord) -> bool:
-        """Return whether a machine is expected soon, because it starts some time after its container."""
+        """Return whether the next poll is soon: a machine is new and not found yet, or its threads may have changed."""
         is_new = self._clock.monotonic() - record.known_since < BOOT_SECONDS
         return record.is_due or record.is_unsettled or (record.state is None and is_new)
 
@@ -281,7 +281,7 @@ def _note(record: MachineRecord, seen: VMSeen) -> str:
     if record.has_quota or seen.is_fixed:
         return ""
     if record.is_sent:
-        return STILL_TOLD
+        return STILL_SENT
     return AFFINITY_ALONE if record.target.cpus else ""
 
 

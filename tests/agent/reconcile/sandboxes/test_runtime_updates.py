@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.reconcile.vms import AFFINITY_ALONE, STILL_TOLD
+from agent.reconcile.vms import AFFINITY_ALONE, STILL_SENT
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, machine_state
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
     state = node.run(passes=2)
 
     assert str(machine.told[left]) == str(machine.cpus()) == "0,2-4,6-7"
-    assert machine_state(state).note == STILL_TOLD
+    assert machine_state(state).note == STILL_SENT
     assert state.failures == ()
 
 

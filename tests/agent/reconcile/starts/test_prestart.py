@@ -13,7 +13,7 @@ from agent.absent import NoOwners
 from agent.clock import Clock
 from agent.errors import Gone, Refused, Unavailable
 from agent.interfaces import Cgroups, NewContainer, StartState
-from agent.reconcile.prestart import LONGEST_PAUSE, NAME_PAUSE, PreStartPinner, SharedQuestion
+from agent.reconcile.prestart import LONGEST_PAUSE, NAME_PAUSE, PreStartPinner, SharedLookup
 from agent.reconcile.start_cpus import StartCPUs, Unplanned
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner
@@ -372,7 +372,7 @@ def test_one_question_serves_all_that_wait() -> None:
     crowd = Crowd(lambda asked: {names[asked - 1]: Owner("uid", names[asked - 1])})
 
     async def story() -> None:
-        question = SharedQuestion(crowd)
+        question = SharedLookup(crowd)
         found = await asyncio.gather(*(question.name(name, 60.0, is_urgent=True) for name in names))
         assert found == [Owner("uid", name) for name in names]
 
@@ -419,7 +419,7 @@ def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.
 
     async def story() -> None:
         nonlocal is_created
-        question = SharedQuestion(crowd)
+        question = SharedLookup(crowd)
         assert await question.name("a", 0.6, is_urgent=False) is None
         is_created = True
         assert await question.name("b", 0.3, is_urgent=True) == NEW_OWNER
