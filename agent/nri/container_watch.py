@@ -55,9 +55,8 @@ class StartedOwners:
         """Return a container's owner; raise AgentError."""
         if known := self.known(container_id):
             return known
-        if (
-            self._plugin.names_all
-        ):  # each new pod has a cgroup of its sandbox, and the runtime's answer costs a call
+        # Every new container is in `started`, so this is a sandbox. Each new pod has one, and a request would be costly.
+        if self._plugin.names_all:
             raise Gone(f"{container_id} is no container")
         return await self._others.owner(container_id)
 
@@ -67,7 +66,7 @@ class StartedOwners:
 
 
 class EnvironmentSearch:
-    """Finds the largest environments while the runtime lists no containers, at most once an hour."""
+    """Finds the largest environments while the runtime fails to list its containers over NRI, once an hour at most."""
 
     def __init__(self, find: FindLarge | None, changed: Callable[[], None]) -> None:
         self.largest: tuple[LargeEnvironment, ...] | None = None
@@ -101,7 +100,7 @@ class EnvironmentSearch:
 
 
 class NriContainerWatch:
-    """Answers the runtime by an NRI plugin, as soon as there is a table.
+    """Answers the runtime by an NRI plugin, from the first table on.
 
     `cgroups` watches for containers that NRI misses. `find_large` returns the containers with the largest environments.
     """
@@ -119,9 +118,8 @@ class NriContainerWatch:
         self._created: Callable[[NewContainer], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
         self._search = EnvironmentSearch(find_large, self._found_large)
-        self._coming: dict[
-            str, NewContainer
-        ] = {}  # pinned over NRI, with a cgroup, not yet observed by a pass
+        # Containers pinned over NRI whose cgroup exists, and that no pass has observed yet.
+        self._coming: dict[str, NewContainer] = {}
 
     @property
     def holds(self) -> bool:
@@ -149,7 +147,7 @@ class NriContainerWatch:
 
     @property
     def puts_home(self) -> bool:
-        """Return whether first processes are moved to their own CPUs before they start."""
+        """Return whether the first process of a container is moved to its own CPUs before it starts."""
         return self._plugin.puts_home
 
     @property
@@ -158,7 +156,7 @@ class NriContainerWatch:
         return self._cgroups.owners
 
     def publish(self, table: StartTable | None) -> None:
-        """Answer by this table from now on; containers created by an older table are corrected before they start."""
+        """Answer by this table from now on; report containers that an older table put on CPUs of others."""
         self._plugin.table = table
         self._plugin.asked(is_asked=self.holds)
         for container_id in tuple(self._plugin.unsettled):
@@ -188,7 +186,7 @@ class NriContainerWatch:
         self._cgroups.follow(cgroups)
 
     async def watch(self, created: Callable[[NewContainer], None], changed: Callable[[], None]) -> None:
-        """Call `created` with containers that lack their CPUs, `changed` at each change of the connection."""
+        """Call `created` with new containers that lack their CPUs, and `changed` when the start way changes."""
         self._loop, self._created, self._changed = asyncio.get_running_loop(), created, changed
         try:
             await self._cgroups.watch(self._cgroup_made, changed)

@@ -50,7 +50,7 @@ class Guard:
         pod, name = request.pod, request.container.name
         if pod.namespace in self._exempt or not _is_guarded(pod, request.container):
             return ""
-        if is_vm_handler(pod.runtime_handler):  # the agent sets its CPUs once it runs
+        if is_vm_handler(pod.runtime_handler):  # the agent moves virtual machines once they run
             return ""
         lack = lack_of_cpus(request)
         if not lack or self._observes():
@@ -75,7 +75,7 @@ class Guard:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Change nothing."""
+        """Return no update."""
         return pb.UpdateContainerResponse()
 
     def event(self, event: int, pod: Any, container: Any) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from agent.nri.guard import Guard
     from agent.nri.wire import Status
 
-ASKING: Final = 16  # requests answered concurrently; others wait
-ASKING_SECONDS: Final = 2.0
+ASKING: Final = 16  # probes that are answered at the same time; others wait
+ASKING_SECONDS: Final = 2.0  # time limit for the bytes of a probe
 LOOK_SECONDS: Final = 2.0  # between two calls of `replaced`
 HEAD_LIMIT: Final = 8192  # bytes read of one HTTP request
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(socket_path: Path, guard: Guard, listen: tuple[str, int] | None, replaced: Callable[[], str]) -> str:
-    """Guard until SIGTERM or SIGINT, and return ""; or until `replaced` names a file, and return that."""
+    """Guard until SIGTERM or SIGINT and return "", or until `replaced` returns a text and return that."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -64,7 +64,7 @@ def obstacle(status: Status) -> str:
 
 
 def _too_old(runtime: str) -> str:
-    """Return the reason for a runtime that refuses validators, although its version may have them."""
+    """Return why a runtime refuses the guard: without validators, or although its version should have them."""
     name = runtime or "the runtime"
     lack = "by its version it has validators, but" if has_validators(runtime) else "it has no validators:"
     return f"{name}: {lack} the guard needs {GUARDING} or later, whose NRI is 0.10 or later"

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 # After this time a container that no listing has shown was never created, and a rejected pod is not tried again.
 KEPT_SECONDS: Final = 60.0
-COVERED_SECONDS: Final = (
-    10.0  # after this time a pass has listed the containers made before the runtime asked
-)
-UNNAMED: Final = "unnamed"  # if two plugins set one cpuset, the creation fails and the error names neither
+# After this time passes have listed the containers that were created before the runtime began to ask.
+COVERED_SECONDS: Final = 10.0
+UNNAMED: Final = "unnamed"  # unknown plugin: if two set one cpuset, the creation's error names neither
 # Annotation of the kubelet; a value other than "api" means a static pod.
 _SOURCE: Final = "kubernetes.io/config.source"
 
@@ -56,8 +55,8 @@ class Plugin:
     `in_vm` returns whether a runtime handler starts virtual machines. `put` sets the affinity of all threads of a
     process, and returns False if threads start faster than they are moved. `is_on_host` returns whether the host has
     the cgroup of a cgroupsPath; without one, the container's process belongs to a virtual machine, whose runtime handler
-    may be the usual one. The event loop replaces the table and reads the other members; only the connection's thread
-    changes them.
+    may be the usual one. The event loop replaces `table`, calls `asked`, removes from `unsettled`, and reads the other
+    members; only the connection's thread changes those.
     """
 
     def __init__(
@@ -70,9 +69,8 @@ class Plugin:
         self.table: StartTable | None = None  # None: leave every container unchanged
         # By container id, until the runtime removes it, or starts it in a virtual machine.
         self.started: dict[str, StartedContainer] = {}
-        self.puts_home = (
-            True  # the runtime shows each process before it starts, so the agent can move it to its own CPUs
-        )
+        # The runtime shows the first process of each container before it starts, so it can be moved to its own CPUs.
+        self.puts_home = True
         self.validates = False  # whether the runtime asks plugins to validate every creation
         self.other_plugins: frozenset[str] = frozenset()  # names of other plugins that set cpusets
         self.sandbox_started: Callable[[str], None] = lambda _: None  # called with the uid of the pod
@@ -89,7 +87,7 @@ class Plugin:
         self.unsettled: set[str] = set()
         # pids and cgroupsPaths of first processes, by container id, from before the start until the removal
         self._first_processes: dict[str, tuple[int, str]] = {}
-        self._unseen: dict[str, StartedContainer] = {}  # created by older tables and not seen by a pass yet
+        self._unseen: dict[str, StartedContainer] = {}  # containers that no pass has observed yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
         self._answered = ""  # the newest container whose answer the runtime has not confirmed yet
@@ -114,9 +112,9 @@ class Plugin:
     def synchronize(
         self, pods: Sequence[pb.KnownPodSandbox], containers: Sequence[pb.KnownContainer]
     ) -> tuple[pb.ContainerUpdate, ...]:
-        """Drop records of containers that no longer exist; a pass moves the others by their cgroups.
+        """Drop records of containers that no longer exist; return no updates, because a pass moves the others.
 
-        Sandboxes may have started while the plugin was away.
+        All sandboxes are reported as started, because some may have started while the plugin was not connected.
         """
         for pod in pods:
             self.sandbox_started(pod.uid)
@@ -140,16 +138,15 @@ class Plugin:
             owner, claims=asks, namespace=pod.namespace, busy=self._busy(table), cdi_devices=devices
         )
         if isinstance(start, str):
-            self.sandbox_started(
-                pod.uid
-            )  # if the start event was missed, because the container waits for the pass that it causes
+            # The event of the sandbox's start may have been missed, and the container waits for the pass that it causes.
+            self.sandbox_started(pod.uid)
             self._note_rejection(pod.uid)
             raise Reject(start)
         if self._in_vm(pod.runtime_handler):  # its cpuset is in the guest and is sent over CRI
             return answer
         environment = table.environment(start)
         if start.own and not self.puts_home:
-            start = start._replace(cpus=start.own)  # a pass adds the pools, and keeps its tasks off them
+            start = start._replace(cpus=start.own)  # a pass adds the pools, without moving tasks there
         self._note_unmade()
         self._answered = container.id
         self.started[container.id] = self._unseen[container.id] = StartedContainer(
@@ -159,7 +156,7 @@ class Plugin:
         return answer
 
     def _note_rejection(self, pod_uid: str) -> None:
-        """Record a pod that waits for the kubelet's next try, which comes within KEPT_SECONDS."""
+        """Record a pod whose container was rejected; the kubelet tries again within KEPT_SECONDS."""
         now = self._clock()
         recent = {uid: at for uid, at in self.rejected.items() if now - at < KEPT_SECONDS}
         self.rejected = {**recent, pod_uid: now}
@@ -169,7 +166,7 @@ class Plugin:
     def update_container(
         self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
     ) -> pb.UpdateContainerResponse:
-        """Keep a container on its CPUs during any update; leave it alone in a conflict."""
+        """Return an update with the container's CPUs if the request has others; none in a conflict."""
         answer = pb.UpdateContainerResponse()
         table = self.table
         if table is None or self._in_vm(pod.runtime_handler):
@@ -183,9 +180,9 @@ class Plugin:
         return answer
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
-        """Admit everything, and record other plugins that set cpusets.
+        """Admit every container, and record other plugins that set cpusets.
 
-        Being a validator makes the runtime refuse containers while the plugin does not answer.
+        The plugin is a validator because a runtime creates no container while a validator does not answer.
         """
         self._answered = ""
         if self.table is None:  # while this agent sets no CPUs, other plugins may set them
@@ -200,7 +197,7 @@ class Plugin:
         return ""
 
     def event(self, event: int, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
-        """Forget a removed container; a stopped one may start again on its CPUs."""
+        """Record started sandboxes and containers, and forget removed containers."""
         if event == Event.REMOVE_CONTAINER:
             self._forget(container.id)
         elif event == Event.RUN_POD_SANDBOX:
@@ -210,7 +207,7 @@ class Plugin:
                 self._answered = ""
             if self._is_on_host(container.linux.cgroups_path):
                 self._note_start(pod, container)
-            else:  # its machine runs elsewhere than on the CPUs of the answer, and a pass has to move it at once
+            else:  # it runs in a virtual machine, which is not on the CPUs of the answer: a pass has to move it
                 self._forget(container.id)
 
     def _note_start(self, pod: pb.KnownPodSandbox, container: pb.KnownContainer) -> None:
@@ -230,7 +227,7 @@ class Plugin:
                 self.unsettled.add(container.id)
 
     def doubt_last_answer(self) -> None:
-        """Discard the last answer unless the runtime confirmed it.
+        """Discard the last answer unless the runtime confirmed it or a pass has observed its container.
 
         A runtime disconnects a plugin that is too slow, and creates the container without its answer.
         """
@@ -247,7 +244,7 @@ class Plugin:
             self._judged = None
 
     def _note_unmade(self) -> None:
-        """Record that the last creation failed after this plugin's answer, which only another plugin's answer can cause."""
+        """Record another plugin if the last creation failed after this plugin's answer: nothing else causes that."""
         if self.validates and self._answered:
             self.other_plugins |= {UNNAMED}
 
@@ -272,7 +269,7 @@ class Plugin:
 def _asks(pod: pb.PodSandbox) -> bool:
     """Return whether a sandbox requests CPUs.
 
-    A static pod, unknown to the API before it runs, counts as requesting none.
+    A static pod counts as requesting none, because the API server shows it only once it runs.
     """
     if pod.annotations.get(_SOURCE, "api") != "api":
         return False

@@ -1,6 +1,6 @@
 """NRI features of container runtimes, by name and version: one table for doctor, guard and docs. Pure.
 
-NRI does not tell a plugin its version, so the features of a release are taken from its go.mod.
+NRI does not report its version to plugins, so the features of a release are taken from its go.mod.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ GUARDING: Final = " or ".join(f"{it.title} {'.'.join(map(str, it.validators))}" 
 
 
 def parsed(runtime: str) -> tuple[str, Version]:
-    """Return name and minor version of e.g. "containerd v2.4.2"; an unreadable version is empty."""
+    """Return the lower-case name, and major and minor version, of e.g. "containerd v2.4.2"; (): unreadable."""
     name, _, version = runtime.partition(" ")
     numbers = re.match(r"v?(\d{1,6})\.(\d{1,6})(?!\d)", version)
     return name.lower(), tuple(map(int, numbers.groups())) if numbers else ()
 
 
 def has_validators(runtime: str) -> bool | None:
-    """Return whether a runtime's release lets a plugin validate; None for an unknown runtime or version."""
+    """Return whether a runtime supports validating plugins, by its version; None if that is unknown."""
     name, version = parsed(runtime)
     return version >= SUPPORT[name].validators if name in SUPPORT and version else None
 

@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 FIRST_WAIT: Final = 0.1  # first delay until the next connection, in seconds
 # Longest delay; short, because containers start unpinned until then and a connection is cheap.
 LONGEST_WAIT: Final = 2.0
-# only another runtime accepts events that this one refused, and each try is logged
+# Wait after the runtime refused the events: it will not accept them before it is updated, and logs each try.
 REFUSED_WAIT: Final = 60.0
 # First delay after a failed list; by then a race with a restarting runtime is over.
 NOT_LISTED_WAIT: Final = 4.0
 LONGEST_NOT_LISTED_WAIT: Final = 60.0  # longest delay; also the first one if the runtime has crashed
-CRASHED: Final = "this has crashed it"
+CRASHED: Final = "the runtime crashed"
 _EXIT_SECONDS: Final = 0.5  # time in which a crashed runtime closes its socket
 _CONNECT_SECONDS: Final = 5.0
 _STOP_SECONDS: Final = 5.0
@@ -38,10 +38,10 @@ _STOP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Status of the connection: whether events arrive, the runtime, whether it asks the plugin to validate, or a reason.
+    """Status of the connection to the runtime; without one, the reason.
 
-    `is_refused`: the runtime does not know the events. `is_not_listed`: it ends connections instead of listing its pods
-    and containers.
+    `validates`: the runtime asks the plugin to validate. `is_refused`: the runtime does not know the events.
+    `is_not_listed`: it ends connections instead of listing its pods and containers.
     """
 
     is_connected: bool
@@ -72,14 +72,14 @@ class Client:
         self._masks = masks
         self._changed = changed
         self._limits = limits
-        self._mask = 0  # event mask of the next registration
+        self._mask = 0  # index of the event mask of the next registration
         self._failures = 0
-        self._unlisted = 0  # connections since the last synchronization that ended without one
+        self._unlisted = 0  # connections, since the last complete Synchronize, that ended before theirs
         self._unlisted_reason = ""
         # Name of the runtime that refused the events of the last connection.
         self._refused_by: str | None = None
-        self._longest = LONGEST_WAIT  # seconds until the next try
-        self._backoff = 0.0  # seconds until the retry with a runtime that fails to list its containers
+        self._longest = LONGEST_WAIT  # upper limit of the next wait in seconds
+        self._backoff = 0.0  # lower limit of it, for a runtime that fails to list its containers
         self._stream: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nri {name}", daemon=True)
@@ -104,12 +104,12 @@ class Client:
             self._refused_by = None
             reason = self._attempt(events)
             self._publish(self._disconnected(reason))
-            # otherwise the next mask would be tried at once, while the same runtime still runs
+            # A further mask is tried at once, while the same runtime still runs.
             if self._mask == 0 or self._unlisted:
                 self._stopping.wait(self._wait())
 
     def _disconnected(self, reason: str) -> Status:
-        """Return the status with the cause, which is kept while a crashed runtime is down."""
+        """Return the status after a connection; while a crashed runtime is down, with the reason of the crash."""
         if self._unlisted:
             return Status(is_connected=False, reason=self._unlisted_reason, is_not_listed=True)
         if self._refused_by is not None:
@@ -141,7 +141,7 @@ class Client:
                 self._failures = 0
 
     def _back_off(self, reason: str) -> None:
-        """Double the wait, up to a minute: each try may crash the runtime again."""
+        """Double the wait, up to a minute, because each try may crash the runtime again."""
         self._unlisted += 1
         self._backoff = min(LONGEST_NOT_LISTED_WAIT, NOT_LISTED_WAIT * 2.0 ** min(self._unlisted - 1, 16))
         self._unlisted_reason = reason

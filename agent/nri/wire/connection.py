@@ -31,7 +31,7 @@ NOT_LISTED: Final = (
 class Limits(NamedTuple):
     """Time limits for the runtime, in seconds."""
 
-    register: float = 10.0  # the runtime registers one plugin at a time, each for up to five seconds
+    register: float = 10.0  # the runtime registers one plugin after the other, each for five seconds at most
     configure: float = 5.0
     # The runtime waits for containers that are being created, and for other plugins.
     synchronize: float = 30.0
@@ -46,7 +46,10 @@ class _Deadline(NamedTuple):
 
 
 class Connection:
-    """Registers a plugin with a runtime and answers its calls; `synchronized` is called with the runtime at the first event."""
+    """Registers a plugin with a runtime and answers its calls.
+
+    `synchronized` is called with the runtime's name and version once it has listed its pods and containers.
+    """
 
     def __init__(
         self,

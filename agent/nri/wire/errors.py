@@ -5,7 +5,7 @@ WireError
   +- Disconnected      the connection is no longer usable
      +- EventsRefused  the runtime does not know an event that the plugin wants
      +- NotListed      the runtime ends the connection instead of listing its pods and containers
-Reject                 a handler's answer: no
+Reject                 a handler refuses a request
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INTERNAL: Final = 13
 
 
 class WireError(Exception):
-    """Anything that ends a connection; its text says why."""
+    """An error that ends the connection; its text is the reason."""
 
 
 class ProtocolError(WireError):

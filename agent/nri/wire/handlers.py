@@ -1,4 +1,4 @@
-"""A plugin, as the protocol sees it: its name, its events, and its handlers."""
+"""Interface between the protocol and a plugin: the plugin's name, events and handlers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Handlers(Protocol):
     """A plugin's handlers, called one at a time in the connection's thread.
 
     Each may raise Reject; any other exception is logged, and the runtime gets an error too. The runtime waits for each
-    answer, and disconnects after two seconds.
+    answer, and disconnects the plugin after two seconds.
     """
 
     def configure(self, request: pb.ConfigureRequest) -> None:

@@ -41,6 +41,6 @@ class FrameReader(Buffer):
 
 
 def frames(connection: int, message: bytes) -> bytes:
-    """Return a message as frames, cut like ttrpc in Go does: a first piece, and the rest in one."""
+    """Return a message in one or two frames, as ttrpc in Go writes it: FIRST_BYTES, then the rest."""
     pieces = (message[:FIRST_BYTES], message[FIRST_BYTES:])
     return b"".join(_HEADER.pack(connection, len(piece)) + piece for piece in pieces if piece)

@@ -54,7 +54,7 @@ class PluginService:
         self._parts = Parts()
 
     def answer(self, service: str, method: str, payload: bytes) -> bytes:
-        """Return the answer to a call; raise Reject, ProtocolError, and whatever a handler raises."""
+        """Return the answer to a call; raise Reject, ProtocolError, and all errors of handlers."""
         if service == PLUGIN_SERVICE and (event := _LIFECYCLE.get(method)) is not None:
             return self._lifecycle(event, payload)
         if service == PLUGIN_SERVICE and (answering := self._METHODS.get(method)) is not None:

@@ -26,7 +26,7 @@ class Session:
         self._frames.add(data)
 
     def take(self) -> ttrpc.Request | ttrpc.Response | None:
-        """Return the next complete message of the runtime, a call or an answer; None while it is incomplete; raise ProtocolError."""
+        """Return the next call or answer of the runtime, None while it is incomplete; raise ProtocolError."""
         while True:
             for connection, reader in self._readers.items():
                 if (message := reader.take()) is not None:

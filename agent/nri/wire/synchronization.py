@@ -10,12 +10,12 @@ from agent.nri.wire.errors import ProtocolError
 from agent.nri.wire.ttrpc import decoded
 
 ENTRIES_LIMIT: Final = 20_000  # pods and containers; a message of 4 MiB has room for two million empty ones
-LETTERS_LIMIT: Final = 8 * 2**20  # characters of the kept strings: 20,000 entries of 400 each
+LETTERS_LIMIT: Final = 8 * 2**20  # characters of all kept strings, about 400 for each of 20,000 entries
 
 
 @dataclass
 class Parts:
-    """Joins the parts of one Synchronize; entries are copied one by one, so that none keeps its whole message in memory."""
+    """Joins the parts of one Synchronize. Entries are copied, because an entry keeps the whole message in memory."""
 
     pods: list[pb.KnownPodSandbox] = field(default_factory=list)
     containers: list[pb.KnownContainer] = field(default_factory=list)

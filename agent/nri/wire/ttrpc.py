@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HEADER: Final = struct.Struct(">IIBB")  # length of the body, stream, type, flags
 BODY_LIMIT: Final = 4 * 2**20
-TEXT_LIMIT: Final = 4096  # characters of an error; the kubelet cuts an event's text at 1024
+TEXT_LIMIT: Final = 4096  # characters of an error; the kubelet truncates an event's text at 1024
 _REQUEST: Final = 1
 _RESPONSE: Final = 2
 Decoded = TypeVar("Decoded", bound="Message")
@@ -82,7 +82,7 @@ def success(stream: int, payload: bytes) -> bytes:
 
 
 def failure(stream: int, code: int, text: str) -> bytes:
-    """Encode an error as the answer to a call; a text that is too long or not Unicode is corrected."""
+    """Encode an error as the answer to a call; long texts are truncated, and invalid characters replaced."""
     said = text[:TEXT_LIMIT].encode(errors="replace").decode()
     return _message(stream, _RESPONSE, ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=code, message=said)))
 
