@@ -1,7 +1,7 @@
-"""Facts of containers that no list has: process and cgroup, from their verbose statuses or from NRI.
+"""Facts of containers that lists lack: process and cgroup, from their verbose statuses or from NRI.
 
-A verbose status carries the container's environment and costs as much as three events. Over NRI the runtime shows pid and
-cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is
+A verbose status carries the container's environment and costs as much as three events. Over NRI the runtime shows pid
+and cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is
 requested until one container of the same runtime handler had a shim without virtual machines. It is also requested
 if the host lacks the reported cgroup: containerd starts pods with the annotation
 io.kubernetes.cri.untrusted-workload by another shim, though their handler is the default one.
@@ -34,8 +34,8 @@ class ContainerFacts:
     """Cache of the facts of each container."""
 
     def __init__(self, calls: Calls) -> None:
-        self.turn = asyncio.Semaphore(_AT_ONCE)  # for a call that answers with a status
-        # returns pid and cgroupsPath that NRI showed of a container that starts
+        self.turn = asyncio.Semaphore(_AT_ONCE)  # held by a call whose answer is a status
+        # returns pid and cgroupsPath of a container that has started, as NRI showed them
         self.first_process: Callable[[str], tuple[int, str] | None] = lambda _: None
         # returns whether a cgroup exists on the host, unlike one in the guest of a virtual machine
         self.has_cgroup: Callable[[str], bool] = lambda _: False
@@ -62,7 +62,7 @@ class ContainerFacts:
         return replace(info, of_running=container.state is State.RUNNING) if info else None
 
     def _shown(self, container_id: str) -> ContainerInfo | None:
-        """Return the facts that NRI showed of a running container, None if it showed none or the host lacks the cgroup."""
+        """Return the facts of a running container by NRI; None if there are none, or the host lacks the cgroup."""
         pid, oci_path = self.first_process(container_id) or (0, "")
         cgroup = cgroup_path(oci_path)
         if cgroup is None or not self.has_cgroup(cgroup):
@@ -74,7 +74,7 @@ class ContainerFacts:
         self._infos = {container.id: info for container, info in found}
 
     def lost(self) -> None:
-        """Record that the runtime may have been restarted with other shims."""
+        """Forget which handlers start no virtual machines, because the runtime may have restarted with other shims."""
         self._host_handlers.clear()
 
     async def _asked(self, container_id: str) -> ContainerInfo | None:
@@ -90,7 +90,7 @@ class ContainerFacts:
 
 
 def _settled(known: ContainerInfo | None, state: State) -> ContainerInfo | None:
-    """Return a container's status unless it must be read: once after creation, and once more when it runs."""
+    """Return a container's known facts; None if its status must be read: after creation, and again when it runs."""
     if state is State.EXITED:
         return replace(known, pid=0) if known and known.pid else known or ContainerInfo()
     is_read = known and (known.is_too_large or state is State.CREATED or (known.pid and known.of_running))

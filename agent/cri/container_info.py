@@ -74,7 +74,7 @@ class _EnvironmentInfo(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """Facts that cost one call to the runtime and do not change while a container stays in one state."""
+    """Facts of a container that lists lack; they do not change while the container stays in one state."""
 
     pid: int = 0
     cgroup: str | None = None
@@ -82,7 +82,7 @@ class ContainerInfo:
     has_host_shim: bool = False  # the runtime named its shim, which starts no virtual machines
     has_quota: bool = False  # has a CFS quota
     started: float = 0.0  # seconds since the epoch
-    # Whether it was read while the container ran: CRI-O reports a pid before the start time.
+    # The status was read while the container ran; before, CRI-O reports a pid and no start time.
     of_running: bool = False
     is_too_large: bool = False  # the status exceeds the limit for a message, so it is not asked for again
 

@@ -1,4 +1,6 @@
-"""Search for the largest container environments: a runtime whose environments exceed an NRI message accepts no plugin.
+"""Search for the containers with the largest environments.
+
+A runtime accepts no NRI plugin if its containers with their environments do not fit into NRI's messages.
 
 Only sizes are read; no variable is kept or logged.
 """
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 LARGE: Final = 256 * 2**10  # bytes of an environment that counts as large; 16 of them fill a message of NRI
 NAMED: Final = 3
-MOST_ASKED: Final = 500  # containers whose environment is asked for, newest first
+MOST_ASKED: Final = 500  # containers whose status is requested, newest first
 SECONDS: Final = 30.0  # time limit of the whole search
 
 logger = logging.getLogger(__name__)

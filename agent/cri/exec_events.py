@@ -1,6 +1,6 @@
 """containerd's events about processes that enter containers by exec: `kubectl exec`, and exec probes of the kubelet.
 
-CRI has no such event. containerd has a service of its own for it on the same socket; CRI-O has none.
+CRI has no such event. containerd serves it by its own API on the same socket; CRI-O does not have it.
 """
 
 from __future__ import annotations

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _ORDER: Final = (State.CREATED, State.RUNNING, State.EXITED)
-MOST_OWNERS: Final = (
-    4096  # containers that events name between two lists: 37 for each of the kubelet's 110 pods
-)
+MOST_OWNERS: Final = 4096  # containers named by events between two lists; 37 for each of 110 pods
 
 
 class FollowedList:
@@ -53,7 +51,7 @@ class FollowedList:
         self._is_doubtful |= any(is_vm_handler(sandbox.handler) for sandbox in sandboxes.values())
 
     def doubt(self) -> None:
-        """Record that any container may have changed."""
+        """Record that the list may be wrong: any container may have changed."""
         self._is_doubtful, self._changes = True, None
 
     def lost(self) -> None:
@@ -62,12 +60,12 @@ class FollowedList:
         self._has_events = False
 
     def changes(self) -> tuple[RuntimeChange, ...] | None:
-        """Return the live containers created, started or exited since the last call; None: maybe any."""
+        """Return the containers that were created, started or exited since the last call; None: maybe any."""
         changes, self._changes = self._changes, {}
         return None if changes is None else tuple(changes.values())
 
     def take(self, event: listing_pb2.ContainerEvent) -> bool:
-        """Apply an event; return whether a live container may have been created, started or exited."""
+        """Apply an event; return whether a container may have been created, started or exited."""
         was_current, self._has_events = self.is_current, True
         if not was_current or not self._is_complete(event):
             self.doubt()
@@ -103,9 +101,9 @@ class FollowedList:
 
 
 class OwnersInEvents:
-    """Owners of the containers that events named since the last list. Lists may fail while events arrive.
+    """Owners of the containers that events named since the last list, because lists may fail while events arrive.
 
-    Beyond MOST_OWNERS the oldest are forgotten, and the runtime is asked for them.
+    At most MOST_OWNERS are kept; the runtime is asked for older ones.
     """
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ class OwnersInEvents:
             del self._owners[next(iter(self._owners))]
 
     def listed(self) -> None:
-        """Forget all, because a list has them."""
+        """Forget all owners, because the new list has them."""
         self._owners.clear()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from msgspec import Raw
 
 _ESCAPE: Final = rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\."  # a pair of surrogates is one character
-# Matches an escape, or the gap from the end of one string to the start of the next or to the end of the list.
+# Matches an escape, or what separates two strings of the list, or ends the list.
 _MARK: Final = _ESCAPE + rb'|"\s*(?:,\s*"|\])'
 _MARKS: Final = re.compile(_MARK, re.DOTALL)
 _START: Final = re.compile(rb'\[\s*"')

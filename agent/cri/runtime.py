@@ -40,7 +40,8 @@ _POLLS_WITH_EVENTS: Final = 10  # poll this many times less often while the even
 _EVENT_BYTES: Final = 2**20
 # list VMs this many times less often on nodes without any, which most are
 _POLLS_WITHOUT_MACHINES: Final = 10
-_SHARED_EVENTS: Final = "containerd 1."  # 1.7 sends each event to one client only, so the kubelet would miss those that the agent takes
+# These versions send each event to one client only, so the kubelet would miss the events that the agent receives.
+_SHARED_EVENTS: Final = "containerd 1."
 
 
 class CRI:
@@ -76,7 +77,7 @@ class CRI:
         known = dict(self._followed.sandboxes) if self._followed.is_current else None
         self._followed.begin()
         listed = await self._lists.containers()
-        # What passes read of a sandbox never changes, except for virtual machines, with which no list is current.
+        # The fields of a sandbox that passes read do not change, except on nodes with VMs, where no list is current.
         if known is None or any(container.sandbox not in known for container in listed):
             # listed after the containers, so that each one's sandbox is included
             known = await self._lists.sandboxes()
@@ -84,7 +85,7 @@ class CRI:
         return await self._described(listed, known)
 
     async def known_containers(self) -> tuple[RuntimeContainer, ...] | None:
-        """Return the containers by the last list and the events since; None if they must be listed. Raises Unavailable."""
+        """Return the containers by the last list and later events; None: they must be listed. Raises Unavailable."""
         followed = self._followed
         if not followed.is_current:
             return None
@@ -97,7 +98,7 @@ class CRI:
     async def _described(
         self, listed: Sequence[ListedContainer], sandboxes: Mapping[str, ListedSandbox]
     ) -> tuple[RuntimeContainer, ...]:
-        """Return the listed containers, each with the facts of its verbose status."""
+        """Return the listed containers with the facts that lists lack."""
         self._in_events.listed()
         known = [container for container in listed if container.sandbox in sandboxes]
         self._owners = {
@@ -124,7 +125,7 @@ class CRI:
         return self._machines.machines
 
     def known(self, container_id: str) -> Owner | None:
-        """Return the owner that a listing or an event named, None if the runtime must be asked; raise Gone for a sandbox."""
+        """Return the owner by a list or an event, None if the runtime must be asked; raise Gone for a sandbox."""
         if container_id in self._sandboxes:
             raise Gone(f"{container_id} is no container")
         return self._in_events.get(container_id) or self._owners.get(container_id)
@@ -143,7 +144,7 @@ class CRI:
         raise Gone(f"{container_id} is no container")
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owner of each of these containers that waits for its start; None for a container in a VM."""
+        """Return the owners of those of these containers that wait for their start; None for one in a VM."""
         listed = [each for each in await self._lists.created() if each.id in container_ids]
         return {each.id: await self._owner_on_host(each) for each in listed}
 
@@ -223,7 +224,7 @@ class CRI:
         await asyncio.sleep(self._poll_seconds)
 
     async def _poll(self, changed: Callable[[], None]) -> None:
-        """Call `changed` if containers or virtual machines differ from the last poll."""
+        """List containers and virtual machines, and call `changed` if they differ from the last poll or the events."""
         self._polls += 1
         seen, machines = _states(await self._lists.containers()), self._seen_machines
         if machines or self._polls % _POLLS_WITHOUT_MACHINES == 0:
@@ -236,10 +237,9 @@ class CRI:
             changed()
 
     async def _follow_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event.
+        """Apply events to the list, and call `changed` at those with news and at those that are too large.
 
-        Return if the runtime offers no events, raise Unavailable when the stream ends. Runtimes repeat old events
-        after a reconnect, so an event is only a hint to list again.
+        Return if the runtime offers no events, raise Unavailable when the stream ends.
         """
         if self.name.startswith(_SHARED_EVENTS):
             return
@@ -256,12 +256,12 @@ class CRI:
                 await asyncio.sleep(self._poll_seconds * _POLLS_WITH_EVENTS)
 
     def _lost(self) -> None:
-        """Record that events may have been missed and the runtime may have restarted."""
+        """Record that events may have been lost, and that the runtime may have restarted."""
         self._followed.lost()
         self.facts.lost()
 
     async def _take_events(self, changed: Callable[[], None]) -> None:
-        """Call `changed` at every event with news.
+        """Apply events to the list, and call `changed` at those with news.
 
         Raise Unavailable when the stream ends, Refused without event support, TooLarge. CRI-O with `enable_pod_events =
         false`, its default, ends the stream at once with OK.
@@ -275,7 +275,7 @@ class CRI:
                 if is_news:
                     changed()
         finally:
-            self._lost()  # before the next connection: a pass until then lists the containers
+            self._lost()  # before the next connection, so that passes list the containers until then
         if has_events:
             raise Unavailable(f"{self._calls.socket}: GetContainerEvents ended")
         raise Refused(

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class SandboxListing:
-    """Lists virtual machines, and asks for each one's status until its VMM process is known."""
+    """Lists virtual machines, and requests the status of each until the pid of its VMM is known."""
 
     calls: Calls
     machines: tuple[RuntimeSandbox, ...] = ()
     _infos: dict[str, ContainerInfo] = field(default_factory=dict)
 
     async def take(self, sandboxes: Mapping[str, ListedSandbox], found: Iterable[Found]) -> None:
-        """Replace the list of machines, given the status of their live containers; raise Unavailable."""
+        """Replace the list of machines; `found` has the containers with their status. Raises Unavailable."""
         inside: dict[str, list[Found]] = {}
         for container, info in found:
             inside.setdefault(container.sandbox, []).append((container, info))

@@ -76,7 +76,7 @@ async def _only_document(fields: Fields) -> bytearray:
 
 
 async def _document(fields: Fields) -> bytearray | None:
-    """Return the value of a map entry if its key is `info`; None for another key, or if the key does not come first."""
+    """Return the value of a map entry if its key is `info`; None for another key, or if the key follows the value."""
     key, found = b"", None
     while number := await fields.next():
         if number == _KEY:
