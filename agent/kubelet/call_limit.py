@@ -1,4 +1,4 @@
-"""Rate limit of calls to the kubelet's PodResources socket, shared by all that call it: the kubelet limits all clients together."""
+"""Rate limit for calls to the kubelet's PodResources socket; all callers share it, as the kubelet limits all clients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ class CallLimit:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.bucket = TokenBucket(BURST, 1 / CALLS_PER_SECOND)
         self._clock = clock
-        self._in_order = (
-            asyncio.Lock()
-        )  # otherwise frequent single calls keep off a caller that needs several at once
+        # Otherwise frequent single calls would starve a caller that needs several at once.
+        self._in_order = asyncio.Lock()
 
     async def turn(self, calls: int = 1) -> None:
-        """Wait until as many calls may begin; callers are served in the order in which they came."""
+        """Wait until this number of calls may begin; callers are served in their order."""
         async with self._in_order:
             while not self.bucket.take(self._clock(), calls):
                 await asyncio.sleep(max(0.0, self.bucket.wait(self._clock(), turns=calls)))

@@ -1,6 +1,6 @@
-"""Results of the calls for devices: counted, logged once for each failure, and shown by passes at a limited rate.
+"""Results of the kubelet calls for devices: counted, failures logged once, and reasons shown at a limited rate.
 
-The delay of the next call follows from them too.
+The results also determine the longest delay of the next call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 REASON_SECONDS: Final = 10.0  # at most one pass in this time for a changed reason
 USUAL_SECONDS: Final = 1.0  # longest delay between two calls
-# Once every pod has waited this long: no sandbox of them starts. If NRI or a pass shows one, a call follows at once.
+# Once every pod has waited this long, their sandboxes probably do not start, and calls become as rare as LONGEST_SECONDS.
+# A sandbox that NRI or a pass shows causes a call at once.
 OLD_SECONDS: Final = 180.0
 LONGEST_SECONDS: Final = 30.0
 
@@ -78,7 +79,10 @@ class CallResults:
             logger.warning("devices not known", extra={"facts": {"reason": reason}})
 
     def longest_wait(self, waiting: Collection[Waiting]) -> float:
-        """Return the longest delay of the next call, 0 if no pod waits; a socket that fails is called as for new pods."""
+        """Return the longest delay of the next call, 0 if no pod waits.
+
+        It grows once all pods have waited for OLD_SECONDS, unless the last call failed.
+        """
         newest = max((pod.since for pod in waiting), default=None)
         if newest is None:
             return 0.0

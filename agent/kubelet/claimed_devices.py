@@ -1,8 +1,8 @@
 """NUMA nodes of devices of ResourceClaims, from the ResourceSlices that drivers publish for the node.
 
-The kubelet names driver, pool and device. The slices of a driver are listed when a device is in no known
-pool, so that a new pool or generation causes one list and a known pool none. The list runs beside the passes,
-at most once a second. Drivers control the size of their slices, so the answer is limited.
+The kubelet names driver, pool and device. The slices of a driver are listed when a device is not in a known pool, so
+a new pool or generation causes one list, and devices of known pools cause none. Lists run outside of passes, at most
+once a second. Drivers control the size of their slices, so the size of the answer is limited.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ LONGEST_MISSING: Final = 4.0  # longest delay after a list that lacks a device
 # A restarted kubelet deletes all slices of its node, and drivers publish them again.
 MISSING_SECONDS: Final = 7.0
 REMEMBERED_SECONDS: Final = 600.0  # how long a missing device, or one without a NUMA node, is cached
-MOST_DRIVERS: Final = (
-    64  # drivers of one node; a further one replaces one that was not used for REMEMBERED_SECONDS
-)
-MOST_MISSING: Final = 4096
+# Drivers of one node; a further one replaces one that was not used for REMEMBERED_SECONDS.
+MOST_DRIVERS: Final = 64
+MOST_MISSING: Final = 4096  # missing devices of a driver that are remembered
 NO_GROUP: Final = (
     "the API server has no resource.k8s.io/v1: devices of claims are known from Kubernetes 1.34 on"
 )
@@ -112,7 +111,7 @@ _slices = msgspec.json.Decoder(_List)
 
 
 def places_of(slices: Iterable[_Slice]) -> dict[tuple[str, str], Place]:
-    """Return the places of devices by pool and name: of the highest generation of each pool, if all its slices exist."""
+    """Return the places of devices by pool and name: of each pool's highest generation, if all its slices exist."""
     newest: dict[str, list[_Spec]] = {}
     for spec in (it.spec for it in slices):
         others = newest.get(spec.pool.name, [])
@@ -145,7 +144,7 @@ class _Driver:
 
 
 class ClaimedDevices:
-    """The places of claimed devices. `nodes_of` never waits; `run` lists."""
+    """The places of claimed devices. `nodes_of` never waits; `run` lists the slices."""
 
     def __init__(
         self,
@@ -205,7 +204,7 @@ class ClaimedDevices:
         return driver
 
     def _makes_room(self, now: float) -> bool:
-        """Return whether another driver can be added; evict the least recently used one if it was not used for long."""
+        """Return whether another driver can be added; if necessary, evict one not used for REMEMBERED_SECONDS."""
         if len(self._drivers) < MOST_DRIVERS:
             return True
         name, oldest = min(self._drivers.items(), key=lambda item: item[1].used_at)
@@ -265,7 +264,7 @@ class ClaimedDevices:
         if not driver.reason:
             logger.warning("devices of claims not known", extra={"facts": {"driver": name, "reason": reason}})
         driver.reason = f"the ResourceSlices of driver {name} cannot be read: {reason}"
-        # Only successful lists count.
+        # A device counts as missing for the time over which lists succeed.
         driver.missing = dict.fromkeys(list(driver.missing)[-MOST_MISSING:], now)
         driver.not_before = now + (
             LONGEST_SECONDS if isinstance(error, TooLong) else driver.backoff.after(error)

@@ -1,6 +1,6 @@
 """Read the kubelet's effective configuration from its `/configz`: CPU policy and reserved CPUs.
 
-The agent asks once, at start, and only if the operator enables it. It needs the right `nodes/configz` alone:
+The agent reads it once, at start, and only if the operator enables that. It needs only the right `nodes/configz`;
 `nodes/proxy` would give access to every container of the node. If the kubelet does not answer, the defaults apply.
 """
 
@@ -85,7 +85,7 @@ def read_configz(document: bytes, topology: Topology) -> KubeletConfig:
 
 
 def _reserved(config: _Config, topology: Topology) -> CPUSet:
-    """Return the reserved CPUs by number; otherwise whole cores for the reserved amounts, lowest CPUs first."""
+    """Return `reservedSystemCPUs`; without it, whole cores for the reserved amounts of CPU, lowest CPUs first."""
     if config.reserved_system_cpus:
         return CPUSet.parse(config.reserved_system_cpus)
     amounts = (config.kube_reserved or {}, config.system_reserved or {})
@@ -129,7 +129,7 @@ async def ask_kubelet(
     transport: httpx.AsyncBaseTransport | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> KubeletConfig | None:
-    """Return the configuration of the kubelet at `access`; None, with the remedy in the log, if it does not answer."""
+    """Return the configuration of the kubelet at `access`; log the remedy and return None if it cannot be read."""
     try:
         api = Api(access, USER_AGENT, transport)
     except APIError as error:  # no CA is configured

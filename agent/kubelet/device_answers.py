@@ -11,13 +11,13 @@ from pinning.truncate import truncate
 if TYPE_CHECKING:
     from agent.errors import AgentError
 
-ANSWER_BYTES: Final = 4 * 2**20  # longest answer: 80,000 devices; gRPC's usual limit
+ANSWER_BYTES: Final = 4 * 2**20  # longest answer, gRPC's usual limit: about 80,000 devices
 # Longest wait for an answer: the kubelet of a starved machine takes some seconds. No pass waits for it.
 ANSWER_SECONDS: Final = 10.0
 # After this time an answer counts as late, and the wait for it is a reason that pods show.
 SLOW_SECONDS: Final = 2.0
 SLOW: Final = f"the kubelet does not name devices: no answer in {SLOW_SECONDS:.0f} s"
-LATER: Final = "later"  # result of a call that another one may repeat
+LATER: Final = "later"  # result of a failed call that may succeed when repeated
 HIGHEST_NODE: Final = 1023  # highest number of a NUMA node; the kernel's own limit is lower
 LONGEST_REASON: Final = (
     300  # characters of an error, which come from the socket and go to pods' status and events

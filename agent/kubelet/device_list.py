@@ -1,7 +1,4 @@
-"""The kubelet's list of devices of containers, read from its PodResources API.
-
-Only containers of asked pods are decoded.
-"""
+"""The kubelet's list of the devices of containers, read from its PodResources API."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
     from agent.grpc_calls import Fields
 
-CONTAINER_BYTES: Final = 128 * 2**10
+CONTAINER_BYTES: Final = 128 * 2**10  # longest entry of a container that is decoded
 MOST_ENTRIES: Final = 256  # entries of a container; an entry is a device and a NUMA node
 LONGEST_NAME: Final = 253
 _NAME, _NAMESPACE, _CONTAINERS = 1, 2, 3  # field numbers in the message of a pod
@@ -43,7 +40,7 @@ Named = dict[str, Entries | None]  # devices by container; None: the container h
 
 
 class DeviceList:
-    """Asks the kubelet on one socket for the devices of containers.
+    """Calls the kubelet on one socket for the devices of containers.
 
     Only containers of the requested pods are decoded, one at a time.
     """
@@ -52,7 +49,7 @@ class DeviceList:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
 
     async def ask(self, pods: Collection[Name]) -> dict[Name, list[Named]]:
-        """Return the devices of these pods, one entry for each entry of the kubelet's list; raise Unavailable or Refused."""
+        """Return the devices of these pods, by one entry for each of the kubelet's list; raise Unavailable, Refused."""
         found: dict[Name, list[Named]] = {}
         async with self._calls.reading("List", ListPodResourcesRequest()) as fields:
             while number := await fields.next():
@@ -65,7 +62,7 @@ class DeviceList:
 
 
 async def _pod(fields: Fields, asked: Collection[Name]) -> tuple[Name, Named | None]:
-    """Return the name of a pod, and the devices of its containers; None if it is not asked for."""
+    """Return the name of a pod, and the devices of its containers; None if it is not one of `asked`."""
     texts, named, containers = {_NAME: "", _NAMESPACE: ""}, Named(), 0
     while number := await fields.next():
         name = texts[_NAMESPACE], texts[_NAME]

@@ -1,8 +1,8 @@
 """Devices that the kubelet gave to containers, and their NUMA nodes, from its PodResources API.
 
-The kubelet allocates the devices of a pod before it makes the pod's sandbox, and names containers without the uid of
-their pod. The agent calls it, independent of passes, while a pod waits for its devices, with backoff and a rate
-limit: the kubelet's limit of 100 calls a second is for all clients together. An answer requests a pass.
+The kubelet allocates the devices of a pod before it creates the pod's sandbox, and names containers without the uid of
+their pod. While a pod waits for its devices the agent calls the kubelet outside of passes, with backoff and a rate
+limit: the kubelet's limit of 100 calls a second is for all clients together. An answer with news requests a pass.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 def _placed(
     entries: Entries, named: Collection[str], claims: ClaimedDevices | None
 ) -> tuple[Device, ...] | None:
-    """Return the devices of a container that names these claims; None while the NUMA node of a claimed device is not known.
+    """Return the devices of a container that names these claims; None: a claimed device's NUMA node is not known yet.
 
     CPUs of claims do not count as devices.
     """
@@ -127,8 +127,8 @@ async def _woken(wake: asyncio.Event, seconds: float | None) -> None:
 class KubeletDevices:
     """The devices of containers that claim CPUs, kept from the kubelet's answer until their pod is deleted.
 
-    `follow` and `known` are called by passes and never wait; `run` asks. Without `claims` the devices of ResourceClaims
-    are not looked up.
+    Passes call `follow` and `known`, which never wait; `run` calls the kubelet. Without `claims` the devices of
+    ResourceClaims are not looked up.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class KubeletDevices:
         free: FreeDeviceWatch | None = None,
         claims: ClaimedDevices | None = None,
         limit: CallLimit | None = None,
-        time_of_day: Callable[[], str] = str,  # times are shown only; the default knows none
+        time_of_day: Callable[[], str] = str,  # only for display; the default returns an empty text
     ) -> None:
         self._kubelet = kubelet
         self._free = free
@@ -154,12 +154,12 @@ class KubeletDevices:
         self._known: Mapping[Owner, tuple[Device, ...]] = MappingProxyType({})
         self._too_many: set[Owner] = set()
         self._waiting: dict[str, Waiting] = {}  # pods for which the kubelet is asked, by uid
-        # Pods with devices of each resource and claim that wait for their sandbox: more devices of a claim may follow.
+        # Pods with devices of each resource and claim whose sandbox does not run yet: a claim may get further devices.
         self._resting: dict[str, Waiting] = {}
         self._early: dict[str, Named] = {}  # devices of pods that may have more, by uid
-        # Pods of the checkpoint of which it is not decided yet whether to ask again.
+        # Pods whose devices come from the checkpoint and may be incomplete, until the next complete observation.
         self._resumed: set[str] = set()
-        # Why the places of a pod's claimed devices are not known, by uid.
+        # Why the NUMA nodes of a pod's claimed devices are not known, by uid.
         self._claim_reasons: dict[str, str] = {}
         self._sandboxes = Sandboxes()
         self._calls = CallResults(metrics, clock)
@@ -179,7 +179,7 @@ class KubeletDevices:
         return self._free.known() if self._free else None
 
     def unknown(self) -> Mapping[Owner, str]:
-        """Return the containers whose devices are not or not all known, and the reason."""
+        """Return the containers of which some or all devices are not known, and the reason."""
         waiting = {
             Owner(uid, container): self._claim_reasons.get(uid) or self._reason_of(uid, waiting)
             for uid, waiting in {**self._waiting, **self._resting}.items()
@@ -222,9 +222,9 @@ class KubeletDevices:
         self._claim_reasons = {uid: why for uid, why in self._claim_reasons.items() if uid in self._waiting}
 
     def _doubt_resumed(self, pods: Collection[SeenPod], running: Collection[str], now: float) -> None:
-        """Ask again for devices of a checkpoint that may not be all; earlier agents saved the first ones as final.
+        """Look up devices of a checkpoint again if some may be missing: earlier agents saved incomplete answers.
 
-        A container that runs was placed beside those.
+        Pods with a running container are skipped, because it was placed beside the saved devices.
         """
         for pod in pods:
             self._resumed.discard(pod.uid)
@@ -233,7 +233,7 @@ class KubeletDevices:
                 self._early[pod.uid] = dict.fromkeys(saved, ())
 
     def _await(self, pods: Collection[SeenPod], now: float, started: Collection[str]) -> None:
-        """Wait for the devices of these pods that are not known; `started` are those whose sandboxes are new."""
+        """Wait for devices of these pods that are not known; `started` are the pods whose sandboxes are new."""
         before, resting = self._waiting, self._resting
         self._resting = {
             pod.uid: resting[pod.uid] for pod in pods if pod.uid in resting and pod.uid not in self._sandboxes
@@ -260,7 +260,7 @@ class KubeletDevices:
         return Waiting(name, self._kinds(pod), now, claims, self.looks_up_claims, asked)
 
     def sandbox_started(self, uid: str) -> None:
-        """Note that a pod's sandbox runs; called in the thread of the NRI connection."""
+        """Record that a pod's sandbox runs; called in the thread of the NRI connection."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._sandbox_seen, uid)
 
@@ -272,7 +272,7 @@ class KubeletDevices:
             self._wake.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Ask the kubelet while a pod waits, and for free devices where these are wanted, until cancelled."""
+        """Call the kubelet while a pod waits, and for free devices if these are published, until cancelled."""
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run(request_pass))
@@ -311,26 +311,26 @@ class KubeletDevices:
         return bool(news) or self._shows_reason()
 
     def _shows_reason(self) -> bool:
-        """Return whether to request a pass for the reasons for which pods wait."""
+        """Return whether to request a pass because the reason for which a pod waits is new."""
         pods = {**self._waiting, **self._resting}
         return self._calls.shows({uid: self._reason_of(uid, it) for uid, it in pods.items()})
 
     def _answer(self, uid: str, waiting: Waiting, listed: list[Named], asked: float) -> bool:
-        """Keep the devices of a waiting pod; return whether any of them are new.
+        """Store the devices of a waiting pod; return whether any of them are new.
 
         An answer is final if it was requested after the pod's sandbox was seen, because the kubelet allocates devices
         before it starts the sandbox. An earlier answer may lack devices, or be about another pod of that name.
         """
-        is_late = self._sandboxes.is_before(uid, asked)
-        if len(listed) != 1 or not (is_late or self._sandboxes.is_single(waiting.name)):
+        is_final = self._sandboxes.is_before(uid, asked)
+        if len(listed) != 1 or not (is_final or self._sandboxes.is_single(waiting.name)):
             return False
         named = merged(self._early.get(uid, {}), waiting.of_containers(listed[0]))
-        if is_late or waiting.is_whole(named):
+        if is_final or waiting.is_whole(named):
             return self._settle(uid, waiting, named)
         return any(named.values()) and self._note_early(uid, waiting, named)
 
     def _settle(self, uid: str, waiting: Waiting, named: Named) -> bool:
-        """Keep a final answer; return whether it is new. A pod waits while slices have to be listed."""
+        """Store a final answer; return whether it is new. The pod still waits if slices must be listed first."""
         new = self._placed(uid, waiting, named)
         if new is None:
             return False
@@ -346,7 +346,7 @@ class KubeletDevices:
         return self._add(new) or was_early or bool(too_many)
 
     def _note_early(self, uid: str, waiting: Waiting, named: Named) -> bool:
-        """Keep an answer that may lack devices; return whether it is new."""
+        """Store an answer that may lack devices; return whether it is new."""
         new = self._placed(uid, waiting, {name: entries for name, entries in named.items() if entries})
         if new is None:
             return False
@@ -369,7 +369,7 @@ class KubeletDevices:
         return found
 
     def _add(self, new: Mapping[Owner, tuple[Device, ...]]) -> bool:
-        """Keep the devices of containers; return whether any are new."""
+        """Store the devices of containers; return whether any are new."""
         if all(self._known.get(owner) == devices for owner, devices in new.items()):
             return False
         self._known = MappingProxyType({**self._known, **new})

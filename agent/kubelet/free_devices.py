@@ -1,8 +1,8 @@
 """The free devices of the node from the kubelet's PodResources API: the allocatable devices minus the assigned ones.
 
-The kubelet is asked when pods with devices start or end, then with backoff, and at least every
-LONGEST_SECONDS, because devices also fail and recover. It is asked only where the agent publishes the CPUs
-beside free devices.
+The kubelet is called when pods with devices start or end, then with backoff, and at least every LONGEST_SECONDS,
+because devices also fail and recover. It is called only if the agent publishes the numbers of free CPUs beside free
+devices.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 MOST_DEVICES: Final = 20_000  # devices of the node; more entries of an answer are not read
 MOST_KINDS: Final = 1_000  # resource names
 FIRST_SECONDS, LONGEST_SECONDS = 0.25, 10.0  # backoff between rounds
-CALLS: Final = 2  # of one round
+CALLS: Final = 2  # calls of one round
 ROUND_SECONDS: Final = 1.0  # one round in this time on average
-BURST: Final = 2
+BURST: Final = 2  # rounds at once after an idle time
 STALE_SECONDS: Final = 60.0  # age of the last answer after which the devices are not known
 _DEVICES: Final = 1  # field number of the devices
 _YIELD_EVERY: Final = 100  # entries between two yields to the event loop, about a millisecond
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class FreeDeviceList:
-    """Asks the kubelet on one socket for the devices that no container has."""
+    """Calls the kubelet on one socket for the devices that no container has."""
 
     def __init__(self, socket: Path, timeout_seconds: float = ANSWER_SECONDS) -> None:
         self._calls = Calls(socket, SERVICE, timeout_seconds, ANSWER_BYTES)
@@ -97,7 +97,7 @@ class FreeDeviceList:
 
 
 async def _take_turns(entries: int, devices: int) -> None:
-    """Yield to the event loop now and then; raise Refused for more devices than are kept."""
+    """Yield to the event loop at each `_YIELD_EVERY` entries; raise Refused for more than MOST_DEVICES devices."""
     if devices > MOST_DEVICES:
         raise Refused(f"the kubelet names more than {MOST_DEVICES} devices, and no more are read")
     if entries % _YIELD_EVERY == 0:
@@ -123,7 +123,7 @@ def free_kinds(there: Mapping[Key, Iterable[int]], given: set[Key]) -> Kinds:
 
 
 class FreeDeviceWatch:
-    """Keeps the free devices of the node; `follow` and `known` are called by passes and never wait, `run` asks."""
+    """Keeps the node's free devices. Passes call `follow` and `known`, which never wait; `run` calls the kubelet."""
 
     def __init__(
         self,
@@ -149,14 +149,14 @@ class FreeDeviceWatch:
         return self._known
 
     def follow(self, observed: Observed) -> None:
-        """Ask again when pods with devices started, ended or were deleted."""
+        """Request a call if pods with devices started, ended or were deleted."""
         pods = frozenset((pod.uid, pod.is_final) for pod in observed.pods if pod.device_containers)
         if pods != self._pods:
             self._pods = pods
             self._wake.set()
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Ask the kubelet until cancelled; request a pass when the free devices changed."""
+        """Call the kubelet until cancelled; request a pass when the free devices changed."""
         wait = FIRST_SECONDS
         while True:
             self._wake.clear()
@@ -171,7 +171,7 @@ class FreeDeviceWatch:
             wait = FIRST_SECONDS if self._wake.is_set() else min(LONGEST_SECONDS, wait * 2)
 
     async def _ask(self) -> bool:
-        """Ask once; return whether the known devices changed."""
+        """Call the kubelet once; return whether the free devices changed."""
         asked, before = self._clock(), self._known
         try:
             self._known = await self._kubelet.ask()

@@ -44,7 +44,10 @@ class KubeletAssignments:
         self._answers: dict[str, CPUSet] = {}  # CPUs that the kubelet assigned, by container id
 
     async def read(self, containers: Iterable[tuple[RuntimeContainer, CPUSet]]) -> Mapping[Owner, HeldCPUs]:
-        """Return the CPUs of live containers, given each one's cpuset; containers in VMs have none."""
+        """Return the CPUs of live containers, given each one's cpuset; it is empty for containers in VMs.
+
+        For these the runtime's record is read, if the kubelet reports no CPUs.
+        """
         live = [(seen, cpus) for seen, cpus in containers if seen.state is not State.EXITED]
         self._remember([seen for seen, _ in live], await self._kubelet.exclusive() or {})
         unread = [seen.id for seen, _ in live if seen.in_vm and not self._answers.get(seen.id)]
@@ -58,7 +61,7 @@ class KubeletAssignments:
         return {owner: found for owner, found in held.items() if found.cpus}
 
     def _remember(self, live: list[RuntimeContainer], answer: Mapping[str, CPUSet]) -> None:
-        """Store the kubelet's answer, except for names of two pods: one was force-deleted and still runs."""
+        """Store the kubelet's answer, except for a name that two pods have: one was force-deleted and still runs."""
         pods = Counter((namespace, pod) for namespace, pod, _ in {_pod(seen) for seen in live})
         known = {
             seen.id: (answer if pods[_pod(seen)[:2]] == 1 else {}).get(

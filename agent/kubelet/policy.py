@@ -1,8 +1,7 @@
 """CPU and memory policy of the node's kubelet, from its state files.
 
-With `static` for CPUs the agent only observes, with `Static` for memory it binds none. The files are the
-kubelet's own (`cpu_manager_state` and `memory_manager_state` in its root directory); the agent never writes
-them.
+With the CPU policy `static` the agent only observes; with the memory policy `Static` it binds no memory. The files are
+the kubelet's own (`cpu_manager_state` and `memory_manager_state` in its root directory); the agent never writes them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def versions(state: Path) -> tuple[tuple[int, int] | None, ...]:
 
 @lru_cache(maxsize=4)
 def state_files(state: Path) -> tuple[str, str]:
-    """Return the paths of both files as text; cached, because they are looked at every second."""
+    """Return the paths of both files as text; cached, because the files are checked every second."""
     return str(state), str(state.with_name(MEMORY_STATE))
 
 
@@ -52,18 +51,18 @@ def _version(path: str) -> tuple[int, int] | None:
 class MountedState:
     """The kubelet's state files as they were mounted when this process began.
 
-    A mount of a single file keeps showing a file that was removed (its link count is 0), so only a new container sees
-    the new policy. Under `none` the kubelet writes a file only if there is none, after a change of the policy. Under
-    `static` it replaces the file with every pod; acting by an old file is safe, because the agent then only observes. A
-    file in an unknown format does not end the process, because a new container could not read it either.
+    A mount of a single file keeps the old file after the kubelet has replaced it (its link count is then 0), so only a
+    new container sees the new one. Only a file with the policy `none` counts: the kubelet writes one only after a change
+    of the policy. Under `static` it replaces the file with every pod, and the agent only observes by an old file, which
+    is safe. A file in an unknown format does not count, because a new container could not read it either.
     """
 
     def __init__(self, state: Path) -> None:
-        # without links from the start: an odd file system
+        # A file without links from the start is on a file system that does not count them.
         self._files = [path for path in state_files(state) if _links(path)]
 
     def replaced(self) -> str:
-        """Return the file that the kubelet has replaced; empty if none."""
+        """Return a message with the file that the kubelet has replaced; empty if there is none."""
         for path in self._files:
             if _links(path) == 0 and _named(Path(path)) is KubeletPolicy.NONE:
                 return f"{path}: the kubelet has replaced this file since it was mounted, so its policy may have changed"

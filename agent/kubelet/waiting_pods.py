@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from agent.kubelet.device_list import Entries, Name, Named
 
-REMEMBERED_SECONDS: Final = 60.0  # a pod's name after the pod, and a sandbox before its pod is seen
+# How long the name of a deleted pod is kept, and the sandbox of a pod that is not known.
+REMEMBERED_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _is_claimed(entries: Entries | None) -> bool:
 def merged(before: Named, now: Named) -> Named:
     """Return an answer with the devices of an earlier one that it lacks, because a pod never loses devices.
 
-    A kubelet that names others each time does not fill the memory.
+    None replaces more than MOST_ENTRIES entries of a container, which bounds the memory.
     """
     return {
         container: None if entries is None else _both(before.get(container) or (), entries)
@@ -81,7 +82,7 @@ def _both(before: Entries, now: Entries) -> Entries | None:
 
 
 class Sandboxes:
-    """Names of the pods that were seen, and when their sandboxes were first seen; both are remembered for a while."""
+    """Names of known pods, and when their sandboxes were first seen; kept for REMEMBERED_SECONDS after the pod."""
 
     def __init__(self) -> None:
         self._names: dict[Name, dict[str, float]] = {}  # when each pod of a name was last seen, by uid
