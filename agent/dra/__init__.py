@@ -1,4 +1,4 @@
 """The driver of Dynamic Resource Allocation: the kubelet's Prepare and Unprepare, and CDI files.
 
-It decides nothing: a pass grants the CPUs of a claim, and Prepare waits until a saved ledger has them.
+The driver chooses no CPUs: a pass grants the CPUs of a claim, and Prepare waits until a saved ledger has them.
 """

@@ -1,6 +1,6 @@
-"""The kubelet's Prepare and Unprepare: each waits until a saved ledger has, or no longer has, a claim's CPUs.
+"""Prepare waits until a saved ledger has a claim's CPUs, and Unprepare until it no longer has them.
 
-Whether a claim is prepared is kept in the checkpoint's ledger, because the kubelet calls Prepare once for a claim and
+The ledger in the checkpoint records which claims are prepared, because the kubelet calls Prepare once for a claim and
 does not repeat it after a restart of the kubelet or the agent. This module only adds the claims whose Prepare is not
 answered yet, and the claims that were unprepared since the last pass.
 """
@@ -52,7 +52,7 @@ class ClaimBook:
         self._gathering: asyncio.TimerHandle | None = None
         self._released: set[str] = set()
         self._releasing: frozenset[str] = frozenset()  # claims that the newest pass may release
-        # Claims given back that the last pass kept, because containers run on their CPUs.
+        # Unprepared claims that the last pass did not release, because containers still run on their CPUs.
         self._in_use: frozenset[str] = frozenset()
         self._begun = 0  # number of the newest pass; passes do not overlap
         # By claim in Prepare: number of the last pass that may still release it, because an earlier Unprepare asked for
@@ -63,13 +63,13 @@ class ClaimBook:
 
     @property
     def asked(self) -> Mapping[str, DeviceClaim]:
-        """The claims that the kubelet waits for."""
+        """The claims whose Prepare call waits for CPUs, by uid."""
         return self._asked
 
     def begin(self, known: Collection[str]) -> frozenset[str]:
-        """Begin a pass: return the claims that were unprepared.
+        """Begin a pass, and return the uids of unprepared claims, which it may release.
 
-        Claims that neither the ledger nor a pod names any more are forgotten.
+        An unprepared claim is forgotten when neither the ledger, nor a pod (`known`), nor a Prepare has it.
         """
         self._begun += 1
         grants, asked = self.grants or {}, self._asked
@@ -91,7 +91,7 @@ class ClaimBook:
         self.request_pass()
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or a refusal."""
         if not is_uid(uid):
             return RefusedPrepare(Cause.INVALID, f"claim {namespace}/{name}: {uid[:64]!r} is not a uid")
         is_read = False
@@ -134,7 +134,7 @@ class ClaimBook:
         return grant if grant and grant.claim.parts == claim.parts else None
 
     async def _newest(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return an allocated claim, its CPUs if it cannot be read and cannot have changed, or why it is not prepared."""
+        """Return an allocated claim, its CPUs if it cannot be read and cannot have changed, or a refusal."""
         held = self._held(uid)
         try:
             async with asyncio.timeout(self.read_seconds if held else None):
@@ -152,7 +152,7 @@ class ClaimBook:
         return grant if grant and not grant.claim.pods.isdisjoint(self.present) else None
 
     async def _read(self, namespace: str, uid: str, name: str) -> DeviceClaim | RefusedPrepare:
-        """Return an allocated claim, or why it is not prepared."""
+        """Return an allocated claim, or a refusal."""
         what = f"claim {namespace}/{name}"
         try:
             claim = await self._reader.read_limited(namespace, name)
@@ -168,7 +168,7 @@ class ClaimBook:
         return claim
 
     async def _granted(self, claim: DeviceClaim) -> ClaimGrant | RefusedPrepare:
-        """Wait until the saved ledger has the CPUs of a claim."""
+        """Wait until the saved ledger has the CPUs of a claim, and return them; a refusal if it was unprepared."""
         uid = claim.uid
         if uid in self._released:
             self._released.remove(uid)
@@ -190,7 +190,7 @@ class ClaimBook:
             self._reads -= 1
 
     def _request_gathered(self) -> None:
-        """Request a pass: at once if no other claim is read, otherwise after the last read or a moment."""
+        """Request a pass: at once if no other claim is being read, otherwise after these reads, or GATHER_SECONDS."""
         if self._reads == 0:
             self._end_gathering()
         elif self._gathering is None:
@@ -216,10 +216,9 @@ class ClaimBook:
                 del self._callers[claim.uid], self._asked[claim.uid]
 
     async def unprepare(self, uid: str) -> str:
-        """Release the CPUs of a claim; return why that is not saved yet, empty if it is, or if the claim holds none.
+        """Release the CPUs of a claim; return an error if no ledger without them was saved in time, otherwise "".
 
-        The reason is also empty if containers still run on the CPUs: the kubelet must continue, and a later pass
-        releases them.
+        If containers still run on the CPUs, return "" too: the kubelet must continue, and a later pass releases them.
         """
         self._released.add(uid)
         self._in_use -= {uid}

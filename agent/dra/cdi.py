@@ -1,7 +1,7 @@
-"""CDI files, by which the runtime sets the variable with a claim's CPUs in containers that name the claim.
+"""CDI files, by which the runtime sets an environment variable with a claim's CPUs in containers that name the claim.
 
-A claim has one file, with a device for each request. Writes are atomic, because the runtime may read the
-folder at any moment. The folder is in memory, so that a reboot removes the files, as it does containers.
+A claim has one file, with a device for each request. Writes are atomic, because the runtime may read the folder at any
+moment. The folder is on a tmpfs, so a reboot removes the files, as it ends the containers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CDIFiles:
         self._folder = folder
 
     def wrong(self, grants: Iterable[ClaimGrant]) -> list[ClaimGrant]:
-        """Return the claims whose files are missing or have another content."""
+        """Return the claims whose files are missing or have a wrong content."""
         return [grant for grant in grants if not self._is_right(grant)]
 
     def _is_right(self, grant: ClaimGrant) -> bool:
@@ -81,7 +81,7 @@ class CDIFiles:
                 path.unlink(missing_ok=True)
 
     def besides(self, grants: Iterable[ClaimGrant]) -> list[str]:
-        """Return the uids of claims that have a file here and are not among these."""
+        """Return the uids of other claims that have a file."""
         known = {self._path(grant.claim.uid).name for grant in grants}
         names = (path.name for path in self._ours() if path.name not in known)
         return list(filter(is_uid, (name.removeprefix(_PREFIX).removesuffix(_SUFFIX) for name in names)))

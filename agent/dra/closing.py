@@ -1,7 +1,7 @@
-"""The driver while corepin is removed from a node: it prepares no claims, and the kubelet can unprepare the existing ones.
+"""The driver during an uninstall from the node: it refuses Prepare, and answers Unprepare for the remaining claims.
 
 Without a driver a pod with claims can only be deleted by force. The remaining claims are read from the CDI files,
-because the checkpoint is deleted first. A reset that is repeated continues with these files.
+because the checkpoint is deleted first. A repeated reset continues with these files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from agent.dra.reader import ClaimReader
 
-LOOK_SECONDS: Final = 60.0  # between two checks of the claims that the kubelet has not given back
+LOOK_SECONDS: Final = 60.0  # between two checks of the claims that the kubelet has not unprepared
 SETTLE_SECONDS: Final = 2.0  # time for the last answer to reach the kubelet
 CLOSED: Final = "corepin is being removed from this node: delete the pod, so that it is scheduled anew"
 
@@ -46,7 +46,7 @@ class ClosedBook:
         return RefusedPrepare(Cause.GONE, f"claim {namespace}/{name}: {CLOSED}")
 
     def served(self, uid: str) -> None:
-        """Return None: no claim is served any more."""
+        """Return None, because no claim is served any more."""
 
     async def unprepare(self, uid: str) -> str:
         """Answer an Unprepare: the claim counts as unprepared."""
@@ -76,7 +76,7 @@ class ClosingDriver:
         self._plugin = KubeletPlugin(kubelet_root, node, self.book, self._files)
 
     async def serve_during(self, work: Awaitable[None]) -> None:
-        """Serve while the work is done, and then until no claim is left; without sockets only do the work."""
+        """Serve during the work, and afterwards until no claim is left; only do the work if the sockets fail."""
         async with AsyncExitStack() as stack:
             try:
                 await stack.enter_async_context(self._plugin.listening())
@@ -99,7 +99,7 @@ class ClosingDriver:
             logger.warning("claims left", extra={"facts": facts})
 
     async def _given_back(self) -> None:
-        """Wait until no claim is left; return earlier to report which ones still are."""
+        """Wait until no claim is left, or until the remaining claims were checked and are to be reported again."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._none_left()), group.create_task(self._look_at_left())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -113,7 +113,7 @@ class ClosingDriver:
             self.book.changed.clear()
 
     async def _look_at_left(self) -> None:
-        """After a while, ask the API server for each claim that is still left."""
+        """After `look_seconds`, ask the API server for each claim that is still left."""
         await asyncio.sleep(self.look_seconds)
         for uid, (namespace, name) in tuple(self.book.left.items()):
             if uid in self.book.left:

@@ -1,6 +1,6 @@
-"""The driver as the passes see it (interface `DeviceClaims`).
+"""The DRA driver (interface `DeviceClaims`).
 
-While the agent only observes, it is not registered: the scheduler and the kubelet know no driver then.
+While the agent only observes, the driver is not registered at the kubelet.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ class DRADriver:
         if self._found is None:
             self._found = self._files.given()
         read = self._pods.known
-        # Claims get CPUs before their Prepare only if the plugin is registered: otherwise the kubelet's call would
-        # fail, and be repeated a minute later. A claim that has CPUs is included, because the kubelet starts further
-        # pods of a prepared claim without a call.
+        # Before its Prepare a claim gets CPUs only while the plugin is registered, because otherwise the kubelet cannot
+        # prepare it. A claim that has CPUs is included, because the kubelet starts further pods of it without a call.
         granted = self.book.grants or {}
         early = {uid: it for uid, it in read.items() if self.plugin.is_registered or uid in granted}
         return SeenClaims(
@@ -102,7 +101,7 @@ class DRADriver:
         active.set()
 
     def _restore(self, grants: Iterable[ClaimGrant]) -> None:
-        """Write missing CDI files, and delete those of claims that the ledger does not have."""
+        """Write missing CDI files, and delete those of other claims; from now on only the ledger has the claims."""
         prepared = [grant for grant in grants if grant.is_prepared]
         try:
             self._files.keep(prepared)
@@ -143,7 +142,7 @@ class DRADriver:
                 await asyncio.sleep(backoff.next())
 
     async def _keep_files(self) -> None:
-        """Write missing CDI files again, and delete those of claims that a pass released without an Unprepare."""
+        """Check the CDI files every minute: write missing ones, and delete those of released claims."""
         problem = ""
         while True:
             await self._sleep(self._files_seconds)

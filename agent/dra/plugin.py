@@ -41,7 +41,7 @@ class Book(Protocol):
     """Answers the kubelet's Prepare and Unprepare calls."""
 
     async def prepare(self, namespace: str, uid: str, name: str) -> ClaimGrant | DeviceClaim | RefusedPrepare:
-        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or why it is not prepared."""
+        """Return the CPUs of a claim, the claim itself if it has no device of this driver, or a refusal."""
         ...
 
     def served(self, uid: str) -> ClaimGrant | None:
@@ -49,7 +49,7 @@ class Book(Protocol):
         ...
 
     async def unprepare(self, uid: str) -> str:
-        """Unprepare a claim; return why that is not done yet, empty if it is done, or if containers still run on its CPUs."""
+        """Unprepare a claim; return an error, or "" if that is done or containers still run on its CPUs."""
         ...
 
 
@@ -128,7 +128,7 @@ class KubeletPlugin:
         return registration.RegistrationStatusResponse()
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
-        """Prepare all claims of a pod together; each claim gets an answer of its own, also those above the limit."""
+        """Prepare all claims of a pod concurrently; claims above the limit get an error."""
         claims = {claim.uid: claim for claim in request.claims}
         served, others = _split(claims)
         found = await asyncio.gather(*(self._timed(claims[uid]) for uid in served))
@@ -159,7 +159,7 @@ class KubeletPlugin:
         grant = await self._book.prepare(claim.namespace, claim.uid, claim.name)
         if isinstance(grant, RefusedPrepare):
             return grant
-        if not isinstance(grant, ClaimGrant):  # all of it is another driver's
+        if not isinstance(grant, ClaimGrant):  # it has no device of this driver
             return dra.NodePrepareResourceResponse()
         try:
             await self._on_file(claim.uid, partial(self._files.write, grant))
@@ -173,10 +173,10 @@ class KubeletPlugin:
         )
 
     async def keep_files(self, grants: Iterable[ClaimGrant]) -> None:
-        """Restore the files of prepared claims that another program deleted or changed, and delete corepin's other files.
+        """Restore the files of prepared claims that another program deleted or changed; delete those of other claims.
 
-        The kubelet prepares a claim once, so without its file no container of the claim could be restarted. A
-        claim may have been released after it was unprepared. Raise OSError.
+        The kubelet prepares a claim once, so without its file no container of the claim could be restarted. The file of
+        a claim that was unprepared while in use is deleted here, after its release. Raise OSError.
         """
         prepared = tuple(grants)
         for grant in await asyncio.to_thread(self._files.wrong, prepared):
@@ -192,7 +192,7 @@ class KubeletPlugin:
             logger.warning("CDI file written again", extra={"facts": facts})
 
     async def _on_file(self, uid: str, work: Callable[[], object]) -> None:
-        """Write or delete the file of a claim, one call after the other; raise OSError.
+        """Write or delete the file of a claim, after earlier calls for this claim; raise OSError.
 
         A call that the kubelet cancels still runs to its end before the next call for this claim begins; otherwise
         a late write could restore the file of an unprepared claim.
@@ -203,7 +203,7 @@ class KubeletPlugin:
         await asyncio.shield(task)
 
     def _written(self, uid: str, task: asyncio.Task[None]) -> None:
-        """Forget a finished task, and retrieve its error, because a cancelled caller does not."""
+        """Forget a finished task; retrieve its error, which asyncio would log if the caller was cancelled."""
         if not task.cancelled():
             task.exception()
         if self._writing.get(uid) is task:

@@ -1,10 +1,10 @@
-"""ResourceClaims that the pods of this node name, read once and again when other pods name them.
+"""ResourceClaims that the pods of this node name, read once, and again when other pods name them.
 
-A read is retried with exponential backoff until the claim can be read and is reserved for each pod that names it:
-before that, the scheduler may still allocate or reallocate it. Containers wait for these reads, and users control
-their number: namespaces are served round-robin, two at a time, so that a slow read delays no other namespace, and
-the delay between retries grows with their number and size in a namespace. Pods that come and go cause no retries, so
-that first reads have a limit of their own.
+A read is repeated with exponential backoff until the claim can be read and is reserved for each pod that names it,
+because until then the scheduler may still allocate or reallocate it. Containers wait for the reads, and users control
+their number. So namespaces are served round-robin by two readers, and one slow read delays no other namespace.
+The delay between repeated reads grows with the number and size of such claims in the namespace. First reads have a rate
+limit of their own, because pods that are created and deleted all the time cause only first reads.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from agent.dra.reader import ClaimReader
     from pinning.planning.observed import SeenPod
 
-PATIENCE_SECONDS: Final = 5.0  # how long an unread claim delays the other requests of its containers
+PATIENCE_SECONDS: Final = 5.0  # timeout of a read, after which containers no longer wait for the claim
 AGAIN_SECONDS: Final = (1.0, 60.0)  # first and longest delay between repeated reads (exponential backoff)
 EACH_SECONDS: Final = 0.2  # least time between two repeated reads in one namespace
 PASS_SECONDS: Final = 0.05  # between two passes for pods whose claims are known, while others are still read
 NO_ANSWER: Final = "the API server does not answer"
-READERS: Final = 2  # concurrent first reads: while one waits for a slow answer, the other goes on
+READERS: Final = 2  # concurrent first reads: while one waits for a slow answer, the other continues
 GONE: Final = "it does not exist: delete the pod"
 
 logger = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class PodClaims:
         self._wanted: dict[Key, frozenset[str]] = {}  # uids of the pods that name a claim, by claim
         self._queue = ReadQueue(reader.pod_limit)
         self._left: Counter[str] = Counter()  # number of unread claims that are not late, by uid of the pod
-        self._has_news = False  # a claim was read since a pass was requested last
-        self._has_complete = False  # so were all claims of a pod
-        self._requested = 0.0  # when a pass was requested last
+        self._has_news = False  # a claim was read since the last request for a pass
+        self._has_complete = False  # all claims of a pod were read since the last request for a pass
+        self._requested = 0.0  # time of the last request for a pass
         self._timer: asyncio.TimerHandle | None = None  # requests a pass for pods whose claims are known
         self._read: dict[Key, _Read] = {}
         self._late: set[Key] = set()  # claims whose last read the API server did not answer
-        self._silent: set[str] = set()  # namespaces of such reads since its last answer
+        self._silent: set[str] = set()  # namespaces of such reads since the last answer of the API server
         self._doubts = asyncio.Event()
         self._repeats: dict[Key, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
@@ -99,7 +99,7 @@ class PodClaims:
         self._queue_unread()
 
     def _queue_unread(self) -> None:
-        """Queue the unread claims; those without an answer are the last of their namespaces."""
+        """Queue the unread claims; those whose read timed out come last in their namespaces."""
         unread = sorted(filter(self._is_unread, self._wanted), key=self._late.__contains__)
         self._left = Counter(pod for key in unread if key not in self._late for pod in self._wanted[key])
         self._queue.fill(unread, (namespace for namespace, _ in self._wanted))
@@ -113,9 +113,9 @@ class PodClaims:
     def read(self) -> frozenset[tuple[str, str, str]]:
         """Claims that were read, also those without CPUs, each with the uid of a pod that names it.
 
-        While a claim is read again for another pod, earlier pods keep the last answer. A claim whose read was not answered
-        counts as read. Until the next answer, so do the claims of its namespace, and all claims after reads of two
-        namespaces: the API server is out of reach.
+        While a claim is read again for another pod, earlier pods keep the last answer. A claim whose read timed out
+        counts as read. Until the next answer of the API server, so do all claims of its namespace; after timeouts in two
+        namespaces all claims do, because the API server is out of reach.
         """
         return frozenset(
             (*key, pod)
@@ -140,7 +140,7 @@ class PodClaims:
         return key in self._wanted and (key not in self._read or self._read[key].pods != self._wanted[key])
 
     async def run(self, request_pass: Callable[[], None]) -> None:
-        """Read claims until cancelled; request a pass when some are known."""
+        """Read claims until cancelled; request passes for the results."""
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(READERS):
@@ -150,7 +150,7 @@ class PodClaims:
             self._stop_timer()
 
     async def _read_new(self, request_pass: Callable[[], None]) -> None:
-        """Read unread claims; request a pass when no other is queued, or a pod is complete, but not too often."""
+        """Read queued claims; request a pass when the queue is empty, or all claims of a pod are read (rate-limited)."""
         while True:
             async with self._queue.next() as key:
                 if self._is_unread(key):  # another reader may have read it in the meantime
@@ -172,7 +172,7 @@ class PodClaims:
         request_pass()
 
     def _request_when_due(self, request_pass: Callable[[], None]) -> None:
-        """Request a pass, at once or later; with a timer, because the next read may not be answered for long."""
+        """Request a pass, PASS_SECONDS after the last request or later; by a timer, as the next read may take long."""
         wait = self._requested + self._pass_seconds - self._clock()
         if wait <= 0:
             self._request(request_pass)
@@ -194,7 +194,7 @@ class PodClaims:
                         self._repeats[key] = group.create_task(self._repeat(key, request_pass))
 
     async def _repeat(self, key: Key, request_pass: Callable[[], None]) -> None:
-        """Retry the read of a claim until it is reserved for the pods that name it, or no pod does."""
+        """Repeat the read of a claim until it is reserved for the pods that name it, or no pod names it."""
         backoff = Backoff(*AGAIN_SECONDS)
         while self._is_doubtful(key):
             together = sum(self._seconds_for(other) for other in self._repeats if other[0] == key[0])
@@ -243,7 +243,7 @@ class PodClaims:
             self._note(key, _Read(pods, found, "" if found else GONE))
 
     def _is_news(self, key: Key, problem: str) -> bool:
-        """Return whether this failure of a read differs from the claim's last one."""
+        """Return whether a problem differs from that of the claim's last read, so that it is logged."""
         return key not in self._read or self._read[key].problem != problem
 
     def _note(self, key: Key, read: _Read) -> None:

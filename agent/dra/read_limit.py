@@ -1,6 +1,6 @@
-"""Rate limit for reads of claims in bytes, one bucket for each namespace: users control number and size of claims.
+"""Rate limit in bytes for reads of claims, by namespace, because users control the number and size of claims.
 
-First reads of the claims that pods name have one limit, and the reads of the kubelet's Prepare another: the kubelet
+First reads of the claims that pods name have one limit, and reads for the kubelet's Prepare another: the kubelet
 repeats a failed Prepare each time that the pod is changed.
 """
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BYTES_A_SECOND: Final = 2**18
-# What a namespace may read at once: three claims of the largest size that the API server stores, or a thousand of KubeVirt
-# or of a user, which have 1 to 4 KiB. 110 pods with four claims each have 440.
+# Bytes that a namespace may read at once: three claims of the largest size that the API server stores, or a thousand
+# usual ones, which have 1 to 4 KiB. 110 pods with four claims each have 440.
 BURST_BYTES: Final = 4 * 2**20
 
 
@@ -32,7 +32,7 @@ class ReadLimit:
         return bucket.wait(self._clock()) if bucket else 0.0
 
     def charge(self, namespace: str, size: int) -> None:
-        """Charge a read, whether it fits or not, and forget namespaces whose reads are paid for."""
+        """Charge a read, also above the limit, and forget namespaces whose bucket is full again."""
         if size:
             now = self._clock()
             self.buckets = {name: bucket for name, bucket in self.buckets.items() if bucket.full_at > now}

@@ -1,4 +1,4 @@
-"""The unread claims, round-robin over their namespaces: one read at a time of each, and none above its rate limit."""
+"""Queue of unread claims, round-robin over namespaces: one read at a time for each, none above its rate limit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Key = tuple[str, str]  # namespace and name of a claim
 
 
 class ReadQueue:
-    """Gives each reader the next claim of a namespace that no other reader serves."""
+    """Returns to each reader the next claim, of a namespace of which no other reader reads one."""
 
     def __init__(self, limit: ReadLimit) -> None:
         self._limit = limit
         self._waiting: dict[str, deque[Key]] = {}  # by namespace
         self._busy: set[str] = set()  # namespaces of the claims that are being read
-        self._served: dict[str, int] = {}  # number of its newest read, by namespace
+        self._served: dict[str, int] = {}  # sequence number of the newest read, by namespace
         self._reads = 0
         self._changed = asyncio.Event()
 
@@ -45,7 +45,7 @@ class ReadQueue:
 
     @asynccontextmanager
     async def next(self) -> AsyncIterator[Key]:
-        """Wait for the next claim, and give out no other one of its namespace until the block ends."""
+        """Wait for the next claim; no other reader gets one of its namespace until the block ends."""
         while not (ready := self._ready()):
             self._changed.clear()
             with suppress(TimeoutError):

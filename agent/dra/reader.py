@@ -1,4 +1,4 @@
-"""Reads ResourceClaims of the API server. While it is out of reach, all readers together make one request per backoff."""
+"""Reads of ResourceClaims from the API server; while it is out of reach, one request at a time, with backoff."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pinning.dra.claims import DeviceClaim
 
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
-# Concurrent requests: the client has eight connections, three of them for watches, and reports need some. The reads of
-# one claim with slow answers are two, for the pod and for its Prepare.
+# Concurrent requests: the client has eight connections, three of them for watches, and reports need some. A claim whose
+# answers are slow takes two, for the pod and for its Prepare.
 AT_ONCE: Final = 3
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
@@ -63,10 +63,10 @@ class ClaimReader:
         self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read_limited(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
-        """Do the same as `read` for a Prepare, as soon as the namespace is below its limit.
+        """Read a claim for a Prepare, once the namespace is below its limit; see `read`.
 
-        The size at the last read is charged before, so that many callers that wait for the same moment go one by one.
-        Only the first of them sleeps: thousands would wake at each read.
+        The size of the claim's last read is charged before the request, so that callers that wait do not all start
+        together. Only the first of them sleeps; otherwise thousands would wake at each read.
         """
         async with self._order.setdefault(namespace, asyncio.Lock()):
             while (left := self.prepare_limit.wait(namespace)) > 0:
@@ -79,7 +79,7 @@ class ClaimReader:
             self.prepare_limit.charge(namespace, max(self.size(namespace, name) - charged, 0))
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
-        """Return a claim, None if there is none; wait for an API server that does not answer, and raise APIError."""
+        """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated."""
         while True:
             async with self._turn if self._not_before is None else self._probe:
                 if self._not_before is not None and (left := self._not_before - self._clock()) > 0:
@@ -107,11 +107,11 @@ class ClaimReader:
         return self._parsed(body)
 
     def size(self, namespace: str, name: str) -> int:
-        """Return the bytes of a claim when it was read last, or those of a usual one if that is not known."""
+        """Return the bytes of a claim at its last read, or UNREAD_BYTES."""
         return self._sizes.get((namespace, name), UNREAD_BYTES)
 
     def keep_sizes(self, claims: Container[Key]) -> None:
-        """Forget the sizes of all but these claims: those that pods name, at most 32 for each, bound the memory."""
+        """Forget the sizes of all but these claims, which pods name; this bounds the memory."""
         self._sizes = {key: size for key, size in self._sizes.items() if key in claims}
 
     def _answered(self) -> None:

@@ -1,4 +1,4 @@
-"""Why a Prepare of a ResourceClaim is refused: a word for the metric, and the text of the pod's event."""
+"""Refusals of Prepare for a ResourceClaim: the cause as a metric's label, and the text of the pod's event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Cause(StrEnum):
-    """The reason of a refused Prepare, as the metric has it."""
+    """Cause of a refused Prepare, as a label of the metric."""
 
     GONE = "Gone"  # the API server has no such claim, or has another claim of that name
     UNREADABLE = "Unreadable"  # the API server does not answer, or refuses the read

@@ -1,9 +1,9 @@
-"""When claims were prepared, and when the kubelet is reminded of claims with CPUs that it has not prepared.
+"""Times at which claims were prepared, and reminders to the kubelet of claims that have CPUs and are not prepared.
 
-The kubelet retries a failed Prepare after 60 to 90 s, but at once when the pod changes. So for a claim that has
-CPUs and is not prepared, the agent increases a count in the pod's status annotation, with backoff.
-Right after the driver is registered, the kubelet may prepare a claim for one of several pods after it found no
-driver for the others: such a claim gets a count of one.
+The kubelet retries a failed Prepare after 60 to 90 s, but at once when the pod changes. So for a claim that has CPUs and
+is not prepared, the agent increases a count in the pod's status annotation, with backoff. A claim of several pods may
+be prepared for one of them right after the registration of the driver, after the kubelet found no driver for the
+others: the count of such a claim is one, so that the kubelet retries the other pods.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
 
     from pinning.dra.claims import ClaimGrant
 
-FIRST_SECONDS: Final = (
-    2.0  # until the first reminder, because the kubelet may be about to prepare the claim; then doubled
-)
-NEW_SECONDS: Final = (
-    5.0  # after a registration: the kubelet may have found no driver for pods of a moment before
-)
+# Until the first reminder, because the kubelet may be about to prepare the claim; then doubled.
+FIRST_SECONDS: Final = 2.0
+# After a registration: the kubelet may have found no driver for pods that started shortly before it.
+NEW_SECONDS: Final = 5.0
 MOST_TRIES: Final = 6  # reminders in about two minutes; then the kubelet's own retries are as frequent
 
 
 class _Wait(NamedTuple):
-    """A claim with CPUs, for which the kubelet has not asked."""
+    """A claim with CPUs that the kubelet has not prepared."""
 
     since: str
     due: float  # time of the next try
@@ -37,18 +35,17 @@ class _Wait(NamedTuple):
 
 
 class Wakes:
-    """The times of claims, with reminders for the kubelet."""
+    """The times of claims, and the reminders to the kubelet."""
 
     def __init__(self, clock: Clock = Clock(), first_seconds: float = FIRST_SECONDS) -> None:
         self._clock = clock
         self._first_seconds = first_seconds
-        self._prepared: dict[str, str] | None = (
-            None  # by uid, empty: before this agent; None: before the first pass
-        )
+        # When each claim was prepared, by uid; empty: before this agent started; None: before the first pass.
+        self._prepared: dict[str, str] | None = None
         self._waits: dict[str, _Wait] = {}
-        self._late: frozenset[str] = frozenset()
+        self._late: frozenset[str] = frozenset()  # claims that pods named before the last registration
         self._registered = float("-inf")  # time of the last registration
-        # Claims of several pods that one of them prepared right after a registration: the others are tried once.
+        # Claims of several pods that were prepared for one pod right after a registration: one reminder for the others.
         self._joined: frozenset[str] = frozenset()
         self._reminds_others = False
         self._changed = asyncio.Event()
