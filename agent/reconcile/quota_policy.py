@@ -120,7 +120,7 @@ class QuotaKeeper:
                 self._quotas.unset_quota(cgroup)
                 logger.info("quota unset", extra={"facts": {"cgroup": cgroup}})
             except AgentError as error:
-                logger.debug("quota stays", extra={"facts": {"cgroup": cgroup, "reason": str(error)}})
+                logger.debug("quota not unset", extra={"facts": {"cgroup": cgroup, "reason": str(error)}})
 
     def _restore(self, cgroups: list[str], is_known: Collection[str]) -> None:
         """Restore quotas that are still unset.
