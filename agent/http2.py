@@ -116,7 +116,7 @@ class Connection:
             raise Broken(f"what was sent is not HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
-        """Wait for data from the peer and return it; send held replies once the first one is _HELD_SECONDS old."""
+        """Wait for data from the peer, and return it; send replies that were held back for _HELD_SECONDS."""
         if self._unanswered:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._held_since + _HELD_SECONDS):

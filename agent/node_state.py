@@ -354,7 +354,7 @@ class PodState:
 
     @property
     def is_gated(self) -> bool:
-        """Return whether the pod's containers wait until the annotation lets them start."""
+        """Return whether the pod has corepin's gate: an init container that waits for its CPUs in the annotation."""
         return any(container.name == GATE_CONTAINER for container in self.containers)
 
 

@@ -19,7 +19,7 @@ SYNC_IS_LATE: Final = timedelta(minutes=5)  # a kubelet updates a mounted Secret
 
 
 def done(step: Step) -> Event | None:
-    """Return the event of a completed step; None for steps that only write or remove marks."""
+    """Return the event of a completed step; None for a step that changes neither certificates nor caBundles."""
     match step:
         case CreateCA():
             return Event(

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-NAME: Final = 63  # characters of a container's name, which is a DNS label
-KEY: Final = 317  # characters of an annotation key: a prefix of 253, a slash and a name of 63
-VALUE: Final = 40  # characters of any other text
+# Limits in characters for texts in messages. Valid names of containers, and valid annotation keys (a prefix of 253, a
+# slash and a name of 63), are not truncated.
+NAME: Final = 63
+KEY: Final = 317
+VALUE: Final = 40  # any other text
 NAMES_LISTED: Final = 10
 MOST_REPORTED: Final = 50  # causes or warnings reported of one object
 

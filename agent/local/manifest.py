@@ -45,12 +45,12 @@ def name_of(pod: Pod) -> str:
 
 
 def uid_for(name: str) -> str:
-    """Return the uid of a pod whose manifest has none; it depends only on the namespace/name."""
+    """Return the uid of a pod whose manifest has none; it depends on namespace and name alone."""
     return str(uuid.uuid5(_UID_SPACE, name))
 
 
 def _documents(content: bytes) -> Iterator[Any]:
-    """Yield the documents that are not empty. JSON is YAML."""
+    """Yield the non-empty documents of a YAML or JSON file; the YAML reader reads JSON too."""
     try:
         for _, document in read_yaml(decode_text(content)):
             if document is not None:

@@ -260,7 +260,7 @@ class PreStartPinner:
             if not is_written:
                 return False
         if start.seconds is None:
-            return start.has_begun  # the start of the unpinned time is not known
+            return start.has_begun  # no process, or one of unknown age: no unpinned time to record
         if not (target.is_planned or start.has_begun):
             return False
         self._note(container, target, start.seconds if start.has_begun else 0.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 from zlib import crc32
 
-AT_LEAST: Final = 1.0  # seconds; a shorter wait means that the write of this interval is being done now
+# Shortest wait in seconds: at the end of a wait, `now` may be slightly before the planned time.
+AT_LEAST: Final = 1.0
 
 
 def next_turn(node: str, now: float, interval: float) -> float:

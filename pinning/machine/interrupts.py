@@ -152,6 +152,6 @@ def born(now: CPUSet, default: Taken | None, online: CPUSet, near: CPUSet = EMPT
 
 
 def _at_birth(default: CPUSet, online: CPUSet, near: CPUSet) -> tuple[CPUSet, CPUSet]:
-    """Return the affinities of an interrupt that was started, and of one that is only allocated."""
+    """Return the affinities that the kernel gives a new interrupt: once it is started, and while only allocated."""
     started = (default & online) or online
     return (started & near) or started, default

@@ -43,7 +43,7 @@ class Ask(NamedTuple):
 
     @property
     def is_pool(self) -> bool:
-        """Return whether it is the claim of a pod's pool."""
+        """Return whether the claim is that of a pod's pool, the CPUs that its containers share."""
         return self.claim.pool is not None
 
 
@@ -52,8 +52,9 @@ def asks(
 ) -> tuple[Ask, ...]:
     """Return the claims of all pods, oldest pod first.
 
-    Containers `outside` of budgets, which have or may have the CPUs of ResourceClaims, run in no pool of a pod. Of a pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs
-    of both.
+    Containers `outside` of budgets, which have or may have the CPUs of ResourceClaims, run in no pool of a pod. Of a
+    pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs of
+    both.
     """
     kinds, threads = config.counted_claims, observed.topology.smt
     found, last = [], None

@@ -177,7 +177,7 @@ class Assigner:
             self._refused.at_start(ask, Reason.DEVICES_UNKNOWN, unknown)
 
     def _change_policy(self, ask: Ask) -> None:
-        """Turn share into exclusive on the same CPUs; place containers again under a changed SMT or NUMA policy."""
+        """Apply changed policies: between `share` and `exclusive` the CPUs stay; for SMT and NUMA they are chosen anew."""
         held = self.draft.ledger.of(ask.owner)
         if not held or held.owner in self.refusals:
             return

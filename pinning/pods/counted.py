@@ -1,7 +1,7 @@
 """Claims that the scheduler does not count in full: the container requests too little of the extended resource. Pure.
 
-The webhook adds the resource when a pod is created. A pod admitted without the webhook lacks it, and a wrong amount
-of the user's is only refused by the webhook.
+The webhook adds the resource when a pod is created, and refuses a wrong amount that the user wrote. A pod admitted
+without the webhook may lack the resource or request a wrong amount.
 """
 
 from __future__ import annotations

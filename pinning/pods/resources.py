@@ -153,7 +153,7 @@ def unreadable(listed: Iterable[Member]) -> Iterator[Cause]:
             ("limits", resources.get("limits"), member.limits),
             ("requests", resources.get("requests"), member.requests),
         ):
-            if given and given != read:  # usually equal, when nothing was left out
+            if given and given != read:  # if they are equal, every amount is a quantity
                 yield from _unreadable(f"{member.path}.resources.{kind}", given)
 
 

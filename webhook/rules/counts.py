@@ -151,7 +151,7 @@ def _by_container(
 def _shares(
     pod_claims: PodClaims, pool: Claim, needs_of: _NeedsOf
 ) -> tuple[dict[str, tuple[Need, ...]], list[Need]]:
-    """Return, for a pod with a budget, the resources that each container takes for itself, and those of the pool."""
+    """Return the extended resources for a pod with a budget: those of each container, and those of the pod's pool."""
     found = {claim.container: tuple(needs_of(claim)) for claim in pod_claims.claims}
     pooled = [need for need in needs_of(pool) if need.resource != NUMA_CPUS] if pool.count else []
     if _is_of_one_node(pool):

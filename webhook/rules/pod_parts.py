@@ -120,4 +120,4 @@ class _Whole(TypedDict, total=False):
     spec: dict[str, Any] | None
 
 
-WholePod: Final = cast("type[Pod]", _Whole)  # for a mutations file that adds members no rule reads
+WholePod: Final = cast("type[Pod]", _Whole)  # for a mutations file that adds fields which no rule reads
