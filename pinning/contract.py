@@ -62,7 +62,7 @@ GUARDED = "guard.corepin.io/pod"  # on pods whose containers must not start with
 GUARDED_VALUE = "true"
 # Annotations of pods whose containers are held back until the agent knows the pod.
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
-# On pods, with commas: containers whose CPU limits a LimitRange filled in.
+# On pods: names, joined by commas, of the containers whose CPU limits a LimitRange filled in.
 FILLED_IN = "limit-ranger.corepin.io/containers"
 # On pods: the CPUs of the budget with which the pod was sent, "none" for pod-level CPU that is not a budget. An API server may
 # drop it after mutation.

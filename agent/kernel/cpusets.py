@@ -124,7 +124,7 @@ class KernelCpusets:
         folder = self._folder(cgroup)
         try:
             pins = save_pins(tasks_below(folder, self._hierarchy.tasks), self.read(cgroup))
-        except TooMany:  # such a write resets the affinities that the cgroup's threads chose
+        except TooMany:  # too many threads to save: the write resets the affinities that they chose
             self._move(cgroup, cpus, before)
             return
         self._move(cgroup, cpus, before)

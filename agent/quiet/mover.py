@@ -112,7 +112,10 @@ class CrowdedHomes:
         self._found.pop(number, None)
 
     def left_out(self, stays: Mapping[str, Stay]) -> Mapping[str, Stay]:
-        """Return `stays`; interrupts that were refused their home CPUs may also fire on CPUs that are not quiet."""
+        """Return `stays` without the home CPUs that the kernel refused for an interrupt lately.
+
+        Such an interrupt may also fire on CPUs that are not quiet.
+        """
         until = self._monotonic() - ROOM_SECONDS
         self._found = {
             number: it

@@ -265,7 +265,10 @@ def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
 
 
 def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
-    """Return the CPUs an owner may keep until its grant; an owner that uses pools keeps only part of its old CPUs."""
+    """Return the CPUs that an owner may keep until its grant.
+
+    One that uses pools also keeps its old own CPUs if none of them are among these, because its tasks need a home.
+    """
     target, current = writer.target, writer.current
     stays = current & (unpinned | target.cpus)
     if target.home and stays.isdisjoint(writer.held):
