@@ -11,6 +11,7 @@ from msgspec import structs
 
 from corepin.errors import CommandFailed
 from corepin.offline.decode_errors import decode_failure
+from corepin.offline.defaults import with_requests, without_requests
 from corepin.rule_files import rule_files
 from webhook.review.handler import POD
 from webhook.review.response import Denied, Patched, encode
@@ -69,8 +70,11 @@ def inject(decider: Decider, item: Item) -> Injected:
 
 
 def judge(decider: Decider, item: Item) -> Judged:
-    """Return the verdict on a new object; a pod is injected first, as in the API server."""
-    seen = inject(decider, item) if (item.group, item.kind) == POD else Injected(item.content)
+    """Return the verdict on a new object; a pod is defaulted and injected first, as in the API server."""
+    seen = Injected(item.content)
+    if (item.group, item.kind) == POD:
+        seen = inject(decider, item)
+        seen = replace(seen, content=with_requests(seen.content))
     kind = GroupVersionKind(item.kind, item.api_version.rpartition("/")[2], item.group)
     try:
         answer = decider.validate(_request(item, kind, seen.content))
@@ -87,19 +91,30 @@ def _without_gate(decider: Decider) -> Decider:
 
 
 def _inject_at(decider: Decider, item: Item, path: tuple[str, ...]) -> Injected:
-    """Return an object with the pod at a path of keys mutated; with an empty path the object is the pod."""
-    pod: dict[str, Any] = below(item.content, path)
+    """Return an object with the pod at a path of keys mutated; with an empty path the object is the pod.
+
+    The rules read the pod with the API server's default requests, which are no part of the result.
+    """
+    written: dict[str, Any] = below(item.content, path)
+    pod = with_requests(written)
     try:
         answer = decider.mutate(_request(item, _POD_KIND, pod))
     except Malformed as error:
         raise decode_failure(item, error, path) from error
     if not isinstance(answer, Patched):
         return Injected(item.content, answer.warnings)
-    prefix = "".join(f"/{key}" for key in path)
     # Encode and decode the answer, so that it is as the API server would get it.
-    sent = msgspec.json.decode(msgspec.json.encode(answer.operations))
-    steps = [{**step, "path": prefix + step["path"]} for step in sent]
-    return Injected(jsonpatch.apply_patch(item.content, steps), _under(path, answer.warnings))
+    steps = msgspec.json.decode(msgspec.json.encode(answer.operations))
+    patched = without_requests(jsonpatch.apply_patch(pod, steps), written)
+    return Injected(_replaced(item.content, path, patched), _under(path, answer.warnings))
+
+
+def _replaced(content: dict[str, Any], path: Sequence[str], pod: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with another pod at a path of keys."""
+    if not path:
+        return pod
+    key, *rest = path
+    return {**content, key: _replaced(content[key], rest, pod)}
 
 
 def _request(item: Item, kind: GroupVersionKind, content: dict[str, Any]) -> Request:
