@@ -49,7 +49,7 @@ GROWN: Final = (
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
 _UNCOUNTED: Final = frozenset(COMPUTE)
-REMOVE: Final = "remove it, corepin sets it where it is counted"
+REMOVE: Final = "remove it from requests and limits, corepin sets it where it is counted"
 REMOVE_OR_REORDER: Final = (
     f"{REMOVE}; if the pod was sent without it, another webhook changed the pod after corepin had counted: rename one of the"
     " two webhook configurations so that corepin's is called last"
@@ -254,7 +254,10 @@ def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, 
 
 
 def _field(member: Member, need: Need) -> str:
-    return f"{member.path}.resources.requests[{need.resource}]"
+    """Return the field in which a count is written: a template may have it in its limits alone."""
+    resources = member.container.get("resources") or {}
+    is_limit_alone = need.resource in member.limits and need.resource not in (resources.get("requests") or ())
+    return f"{member.path}.resources.{'limits' if is_limit_alone else 'requests'}[{need.resource}]"
 
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:

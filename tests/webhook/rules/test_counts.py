@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
 from tests.tables import table
 from tests.webhook.rules.mutated import judged, mutated
@@ -117,7 +119,7 @@ def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
         "too few CPUs": (
             stated("3", NUMA, "2", SINGLE),
             UNKNOWN,
-            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it, corepin sets it where it is counted",
+            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it from requests and limits, corepin sets it where it is counted",
         ),
         "too many CPUs": (stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3"),
         "siblings of wide cores": (stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, ""),
@@ -133,6 +135,15 @@ def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, mess
     found = judged(document, settings)
     assert [cause.message[: len(message)] for cause in found.causes] == ([message] if message else [])
     assert review_template(document, load_settings(settings)).causes == found.causes
+
+
+@pytest.mark.parametrize("requests", [None, {}, {"cpu": "3"}, {"cpu": "3", NUMA: "2"}])
+def test_a_templates_wrong_count_is_named_where_it_is_written(requests: Any) -> None:
+    """A template, whose requests the API server does not fill in, may state a count as a limit alone."""
+    document = pod(container("main", {"cpu": "3", NUMA: "2"}, requests), annotations=SINGLE)
+    [cause] = review_template(document, load_settings(UNKNOWN)).causes
+    kind = "requests" if NUMA in (requests or ()) else "limits"
+    assert cause.field == f"spec.containers[0].resources.{kind}[{NUMA}]"
 
 
 @table(

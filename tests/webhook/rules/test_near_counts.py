@@ -126,7 +126,10 @@ def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
             (cause,) = verdict.causes
             assert cause.field == f"spec.containers[0].resources.requests[{NEAR_GPU}]"
             words = "differs from the 3 CPUs beside devices that device-policy require takes"
-            assert f"{given} {words}; remove it, corepin sets it where it is counted" == cause.message
+            assert (
+                f"{given} {words}; remove it from requests and limits, corepin sets it where it is counted"
+                == cause.message
+            )
 
 
 def test_an_amount_that_is_none_is_refused() -> None:

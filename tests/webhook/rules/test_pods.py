@@ -270,7 +270,7 @@ def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
     [cause] = review_template(charged("3"), load_settings(b"")).causes
     assert (
         cause.message
-        == "2 differs from the 3 cores that isolate takes; remove it, corepin sets it where it is counted"
+        == "2 differs from the 3 cores that isolate takes; remove it from requests and limits, corepin sets it where it is counted"
     )
 
 

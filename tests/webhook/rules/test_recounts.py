@@ -267,4 +267,6 @@ def test_validation_names_the_order_of_webhooks() -> None:
     users_own: Any = budgeted("a", None, {"main": 2}, annotations=WORDS["isolate"])
     users_own["spec"]["containers"][0]["resources"]["limits"][ISOLATED] = "1"
     causes = review_new_pod(users_own, load_settings(NODES), Injection(BUILT_IN)).causes
-    assert causes[0].message.endswith("remove it, corepin sets it where it is counted")
+    assert causes[0].message.endswith(
+        "remove it from requests and limits, corepin sets it where it is counted"
+    )
