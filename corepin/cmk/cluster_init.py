@@ -80,7 +80,7 @@ def add_parser(verbs: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_host_flags(parser)
+    add_host_flags(parser, "every Linux node that takes pods now")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--apply", action="store_true", help="apply it to the cluster instead of printing it")
     text = "show what --apply would change, and change nothing; exit code 1 if anything"
@@ -126,11 +126,11 @@ def _add_install_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_host_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose the nodes of an installation."""
+def add_host_flags(parser: argparse.ArgumentParser, all_hosts: str) -> None:
+    """Add the flags that choose the nodes of an installation; `all_hosts` says which nodes `--all-hosts` chooses."""
     hosts = parser.add_mutually_exclusive_group(required=True)
     hosts.add_argument("--host-list", metavar="NODE,...", help="the nodes, separated by commas")
-    hosts.add_argument("--all-hosts", action="store_true", help="every Linux node that takes pods now")
+    hosts.add_argument("--all-hosts", action="store_true", help=all_hosts)
 
 
 def run(args: argparse.Namespace) -> int:

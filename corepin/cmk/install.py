@@ -171,12 +171,16 @@ def chosen_nodes(nodes: Iterable[Any], hosts: Sequence[str], *, every: bool = Fa
             close = get_close_matches(host, found, n=1)
             remedy = f"did you mean {close[0]}?" if close else "`kubectl get nodes` lists the nodes"
             raise CommandFailed(f"--host-list: there is no node {host!r}: {remedy}")
-    chosen = tuple(hosts) or tuple(sorted(host for host, node in found.items() if _takes_pods(node)))
-    if not chosen:
+    chosen = tuple(hosts) or tuple(sorted(host for host, node in found.items() if every or _takes_pods(node)))
+    if chosen:
+        return chosen
+    if every:
         raise CommandFailed(
-            "--all-hosts: no Linux node takes pods now: uncordon one, or name it with --host-list"
+            f"--all-hosts: no node has the label {AGENT_NODE_LABEL}=true, so that no agent is left to uninstall"
         )
-    return chosen
+    raise CommandFailed(
+        "--all-hosts: no Linux node takes pods now: uncordon one, or name it with --host-list"
+    )
 
 
 def label(api: Any, node: str, labels: Mapping[str, str | None]) -> None:

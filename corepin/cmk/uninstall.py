@@ -66,7 +66,7 @@ def add_parser(verbs: Any) -> None:
     parser = verbs.add_parser(
         "uninstall", help="remove corepin from some nodes or from all", description=DESCRIPTION, epilog=EPILOG
     )
-    add_host_flags(parser)
+    add_host_flags(parser, f"every node with the label {AGENT_NODE_LABEL}=true, cordoned ones too")
     parser.add_argument("--apply", action="store_true", help="remove the agents, and wait until it is done")
     place = f"namespace of the agents (default: {AGENT_NAMESPACE})"
     parser.add_argument("--namespace", metavar="NAME", default=AGENT_NAMESPACE, help=place)
