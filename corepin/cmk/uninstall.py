@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    import httpx
+
     from corepin.cmk.overlay import Object
 
 OBSOLETE: Final = {
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         nodes = chosen_nodes(send(api, "GET", NODES + query)["items"], hosts, every=True)
         pods = [reset_pod(daemon_set, node) for node in nodes]
         if args.apply:
-            _clean(api, namespace, pods)
+            clean(api, namespace, pods)
         else:
             from kubeyaml.writer import write_yaml
 
@@ -162,34 +164,43 @@ def _daemon_set(api: Any, namespace: str) -> Any:
     return found
 
 
-def _clean(api: Any, namespace: str, pods: Sequence[Object]) -> None:
-    """Remove the agents, run the reset pod on each node, and delete the agents' objects in the API."""
+def clean(
+    api: httpx.Client, namespace: str, pods: Sequence[Object], seconds: float = PATIENCE_SECONDS
+) -> None:
+    """Remove the agents, run the reset pod on each node, and delete the agents' objects in the API.
+
+    A node that is down delays the others at most once, and is named in the error.
+    """
     folder = f"/api/v1/namespaces/{namespace}/pods"
     for pod in pods:
         label(api, pod["spec"]["nodeName"], {AGENT_NODE_LABEL: None})
         _delete(api, f"{folder}/{pod['metadata']['name']}?gracePeriodSeconds=0")
         send(api, "POST", folder, pod)
+    deadline, stuck = time.monotonic() + seconds, []
     for pod in pods:
         node = pod["spec"]["nodeName"]
-        _wait(api, f"{folder}/{pod['metadata']['name']}", node)
+        if not _is_reset(api, f"{folder}/{pod['metadata']['name']}", deadline):
+            stuck.append(node)
+            continue
         for path in _left(namespace, node):
             _delete(api, path)
         # The label is removed last, because the reset pod has to read it.
         label(api, node, {CPU_GROUP_LABEL: None})
         write_out(f"node {node}: uninstalled\n")
+    if stuck:
+        nodes = ",".join(stuck)
+        remedy = f"look at `kubectl logs` and `describe` of the pods corepin-reset-NODE, and repeat with --host-list={nodes}"
+        raise CommandFailed(f"not clean after {seconds:.0f} seconds: {nodes}: {remedy}")
 
 
-def _wait(api: Any, path: str, node: str) -> None:
-    """Wait until a node is clean, and delete its reset pod."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+def _is_reset(api: httpx.Client, path: str, deadline: float) -> bool:
+    """Wait until a node's reset pod has succeeded, and delete it; return False after the deadline."""
     while send(api, "GET", path).get("status", {}).get("phase") != "Succeeded":
-        if time.monotonic() > deadline:
-            problem = f"node {node} is not clean after {PATIENCE_SECONDS:.0f} seconds"
-            raise CommandFailed(
-                f"{problem}: look at `kubectl logs` and `describe` of {path.rpartition('/')[2]}"
-            )
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(POLL_SECONDS)
     _delete(api, path)
+    return True
 
 
 def _left(namespace: str, node: str) -> tuple[str, ...]:
