@@ -80,11 +80,11 @@ def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
 
 def build_parser(verbs: Sequence[str] = VERBS, program: str = COMMAND) -> argparse.ArgumentParser:
     """Return the parser of the command and its verbs."""
-    offline = "plan needs" if program == PLUGIN else "inject, validate and plan need"
+    offline = "`plan` works" if program == PLUGIN else "`inject`, `validate` and `plan` work"
     parser = argparse.ArgumentParser(
         prog=program,
         description="Gives containers and virtual machines on Kubernetes the CPUs they were promised.",
-        epilog=f"`{program} VERB --help` explains a verb. {offline} neither cluster nor machine.",
+        epilog=f"`{program} VERB --help` explains a verb. {offline} without a cluster.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, dest=argparse.SUPPRESS, help="show the version and exit"

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags with the paths of runtime, kernel and kubelet."""
-    add_optional_flag(parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one")
+    add_optional_flag(
+        parser, "--runtime-endpoint", "SOCKET", "CRI socket; default: the first usual one that exists"
+    )
     root = "directory at which the host's / is mounted, with sys and proc"
     add_flag(parser, "--sysfs-root", "DIR", root, "/")
     add_flag(parser, "--cgroup-root", "DIR", "where the host's cgroups are mounted", "/sys/fs/cgroup")
     add_flag(parser, "--kubelet-cgroup-root", "CGROUP", "the kubelet's cgroupRoot, above kubepods", "/")
-    state = "the kubelet's cpu_manager_state; its podresources socket is in the same directory"
+    state = (
+        "the kubelet's cpu_manager_state; its socket pod-resources/kubelet.sock is below the same directory"
+    )
     add_flag(parser, "--kubelet-state", "FILE", state, KUBELET_STATE)
     add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
     interrupts = "the host's /proc/interrupts, which Kubernetes masks in containers from 1.34 on"

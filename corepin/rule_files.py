@@ -22,7 +22,10 @@ def add_rule_flags(parser: argparse.ArgumentParser) -> None:
         parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if there is one"
     )
     add_optional_flag(
-        parser, "--mutations", "FILE", f"CMK's mutations; default: {MUTATIONS} if there is one, else built in"
+        parser,
+        "--mutations",
+        "FILE",
+        f"CMK's mutations file: what pods get that use CMK; default: {MUTATIONS} if there is one, else the built-in one",
     )
 
 

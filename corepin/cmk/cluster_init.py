@@ -58,7 +58,9 @@ examples:
   corepin cmk cluster-init --host-list=node-3 --num-exclusive-cores=14 --diff
   corepin cmk cluster-init --all-hosts --num-exclusive-cores=6 --num-shared-cores=2 > cmk.yaml
 """
-DESCRIPTION = "Install corepin as Intel CMK ran: taint, static pools, injection, reports."
+DESCRIPTION = (
+    "Install corepin in the place of Intel CMK, with its taint, static pools, injection and reports."
+)
 OBSOLETE: Final = {
     "--cmk-cmd-list": "the agent of each node does what these commands did",
     "--cafile": "the webhook's certificate is issued and rotated by itself",
@@ -75,7 +77,7 @@ def add_parser(verbs: Any) -> None:
 
     parser = verbs.add_parser(
         "cluster-init",
-        help="install corepin as CMK ran, on some nodes or on all",
+        help="install corepin in the place of CMK, on some nodes or on all",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -105,7 +107,8 @@ def _add_install_flags(parser: argparse.ArgumentParser) -> None:
     taint.add_argument("--no-taint", dest="taint", action="store_const", const=False, help=text)
     text = "taint the nodes, even if they were installed with --no-taint"
     taint.add_argument("--taint", dest="taint", action="store_const", const=True, help=text)
-    parser.add_argument("--cmk-img", metavar="IMAGE", help="the image of corepin in your registry")
+    image = "the image of corepin in your registry (default: corepin, which the nodes must have already)"
+    parser.add_argument("--cmk-img", metavar="IMAGE", help=image)
     parser.add_argument(
         "--cmk-img-pol",
         metavar="POLICY",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "The commands of Intel CMK, for its operators."
 EPILOG = """\
-`corepin cmk ACTION --help` explains one. Inside of containers it is the program `cmk` that is called, e.g.
+`corepin cmk ACTION --help` explains an action. Containers call the program `cmk` instead, e.g.
 `/opt/bin/cmk isolate --pool=exclusive COMMAND`. docs/migrate.md says what became of each part of CMK.
 """
 # Commands of CMK that no longer exist, with their replacements.

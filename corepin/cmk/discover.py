@@ -39,9 +39,9 @@ def add_parser(verbs: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    chosen = "a node (default: the variable NODE_NAME, else every node with the label)"
+    chosen = f"a node (default: the variable NODE_NAME, else every node with the label {CMK_NODE_LABEL}=true)"
     parser.add_argument("--node", metavar="NAME", help=chosen)
-    parser.add_argument("--no-taint", action="store_true", help="the taint may be missing")
+    parser.add_argument("--no-taint", action="store_true", help="accept nodes without the taint")
     add_obsolete(parser, *OBSOLETE)
     parser.set_defaults(cmk=run)
 

@@ -13,7 +13,7 @@ from logs.printable import plain
 if TYPE_CHECKING:
     import argparse
 
-HELP_OBSOLETE: Final = "as CMK had it; has no effect"
+HELP_OBSOLETE: Final = "a flag of CMK, accepted without effect"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 NODE_VARIABLE: Final = "NODE_NAME"  # environment variable in CMK's pods with the name of the node
 

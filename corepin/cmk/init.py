@@ -50,7 +50,9 @@ def add_parser(verbs: Any) -> None:
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.add_argument("--dry-run", action="store_true", help="print, and write nothing: always in effect")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="accepted without effect, because nothing is ever written"
+    )
     parser.add_argument(
         "--topology",
         metavar="FILE|DIR",

@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 Verbs = "argparse._SubParsersAction[argparse.ArgumentParser]"
 OBSOLETE: Final = {"--conf-dir": "the agent of the node stores the data of that directory"}
 TEXTS: Final = {
-    "describe": ("show the pools of a node and who holds their CPUs", "As CMK's `describe`: JSON."),
+    "describe": (
+        "show the pools of a node and who holds their CPUs",
+        "Prints JSON, as CMK's `describe` does.",
+    ),
     "node-report": (
         "show pools, sockets, cores and CPUs of a node",
-        "As CMK's `node-report`: JSON. With the component `cmk` the agents write the same as objects, without this command.",
+        "Prints JSON, as CMK's `node-report` does. With the component `cmk` the agents write the same as objects, without this command.",
     ),
     "reconcile": (
         "show which CPUs were free again after their process died without releasing them",
-        "As CMK's `reconcile`: JSON. It cleans up nothing: the agent sees at once when a process ends.",
+        "Prints JSON, as CMK's `reconcile` does. It cleans up nothing, because the agent sees at once when a process ends.",
     ),
 }
 KINDS: Final = {"node-report": CMK_NODE_REPORT, "reconcile": CMK_RECONCILE_REPORT}

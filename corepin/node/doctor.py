@@ -60,7 +60,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "doctor", help="find problems that prevent pinning", description=DESCRIPTION, epilog=EPILOG
     )
     add_socket_flag(parser)
-    add_optional_flag(parser, "--node", "NAME", "this node in the cluster; default: as the agent says")
+    add_optional_flag(
+        parser, "--node", "NAME", "this node's name in the cluster; default: the one that the agent has"
+    )
     add_host_flags(parser)
     add_context_flag(parser)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", AGENT_CONFIG)

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from corepin.documents import Document
     from webhook.review.handler import Decider
 
-DESCRIPTION = "Complete pods and pod templates like the webhook, and print them. Needs no cluster."
+DESCRIPTION = "Complete pods and pod templates as the webhook does, and print them. Needs no cluster."
 EPILOG = """\
 Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
 Jobs and CronJobs are completed; every other document is printed as it is.
 Comments are dropped, the order of keys is kept. Warnings go to standard error.
+A limit without a request is the request too, as on the API server, and no request
+is written beside it.
 
 exit code: 0 printed, 2 a document could not be read (then nothing is printed)
 example:   corepin inject -f pod.yaml | kubectl apply -f -
@@ -32,7 +34,7 @@ def add_parser(
     """Add the verb `inject` to the command."""
     parser = subparsers.add_parser(
         "inject",
-        help="complete YAML like the webhook",
+        help="complete YAML as the webhook does",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,

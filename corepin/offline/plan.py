@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reserved",
         metavar="LIST",
-        help='reserved CPUs, which no claim gets, e.g. "0-1,8" (default: the core of the lowest CPU that is not isolated)',
+        help='reserved CPUs, which no claim gets, e.g. "0-1,8" (default: those of --config or --node, else the core of the lowest CPU that is not isolated)',
     )
     parser.add_argument(
         "--config", metavar="FILE", type=filled, help="the node's configuration, as the agent reads it"
@@ -96,7 +96,7 @@ def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
         "--devices",
         metavar="FILE",
         type=filled,
-        help="which of these devices pods get, by their NUMA nodes, e.g. {default/web: {main: {nvidia.com/gpu: [1]}}}",
+        help="which devices of --device the pods get, by their NUMA nodes, e.g. {default/web: {main: {nvidia.com/gpu: [1]}}}",
     )
     parser.add_argument(
         "--claim",

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from corepin.documents import Item
     from corepin.offline.review import Judged
 
-DESCRIPTION = "Validate pods, workloads and virtual machines like the webhook. Needs no cluster."
+DESCRIPTION = "Validate pods, workloads and virtual machines as the webhook does. Needs no cluster."
 EPILOG = """\
-A pod is validated as it is after `corepin inject`, like in the cluster.
+A pod is validated as it is after `corepin inject`, as in the cluster, where a limit
+without a request is the request too.
 Problems of a workload's pod template are warnings, as in the cluster. Kinds that
 corepin does not know are valid.
 
@@ -35,7 +36,7 @@ def add_parser(
     """Add the verb `validate` to the command."""
     parser = subparsers.add_parser(
         "validate",
-        help="validate YAML like the webhook",
+        help="validate YAML as the webhook does",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,

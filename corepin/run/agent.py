@@ -58,10 +58,15 @@ def add_parser(
     add_optional_flag(
         parser, "--node", "NAME", "this node, as the API server names it; default: the host name"
     )
-    add_flag(parser, "--runtime", "cri|local", "what runs the containers", "cri")
+    runs = (
+        "cri: the node's container runtime; local: the agent runs the pods of --pods-dir as plain processes"
+    )
+    add_flag(parser, "--runtime", "cri|local", runs, "cri")
     add_host_flags(parser)
-    add_optional_flag(parser, "--pods-dir", "DIR", "pod manifests, instead of the API server's pods")
-    add_flag(parser, "--state-dir", "DIR", "checkpoint and lock; survives the agent's pod", AGENT_STATE)
+    pods = "directory of pod manifests, read instead of the API server's pods"
+    add_optional_flag(parser, "--pods-dir", "DIR", pods)
+    state = "directory of checkpoint and lock; it must survive the agent's pod"
+    add_flag(parser, "--state-dir", "DIR", state, AGENT_STATE)
     add_optional_flag(parser, "--config", "FILE", f"node configuration; default: {CONFIG} if there is one")
     add_optional_flag(
         parser,
@@ -78,13 +83,18 @@ def add_parser(
     _add_quiet_flags(parser)
     near = "place containers beside devices of ResourceClaims too; needs `list` on resourceslices"
     add_flag(parser, "--near-dra", "on|off", near, "off")
-    add_flag(
-        parser, "--metrics-listen", "HOST:PORT", "health and metrics, plain HTTP; off: not served", ":8081"
-    )
-    add_flag(parser, "--socket", "PATH", "the state as JSON, for corepin map; off: not served", AGENT_SOCKET)
+    _add_served_flags(parser)
     _add_api_flags(parser)
-    parser.add_argument("--reset", action="store_true", help="undo everything the agent did, and exit")
+    undo = "give all containers all CPUs, remove what the agent reported, and exit"
+    parser.add_argument("--reset", action="store_true", help=undo)
     return parser
+
+
+def _add_served_flags(parser: argparse.ArgumentParser) -> None:
+    served = "where to serve health and metrics, plain HTTP; off: not served"
+    add_flag(parser, "--metrics-listen", "HOST:PORT", served, ":8081")
+    state = "socket that serves the agent's state as JSON, for corepin map, doctor and cmk; off: not served"
+    add_flag(parser, "--socket", "PATH", state, AGENT_SOCKET)
 
 
 def _add_quiet_flags(parser: argparse.ArgumentParser) -> None:
@@ -101,12 +111,18 @@ def _add_api_flags(parser: argparse.ArgumentParser) -> None:
     add_optional_flag(parser, "--api-server", "URL", "the API server; default: the one of the agent's pod")
     add_optional_flag(parser, "--api-ca", "FILE", "with --api-server: its CA in PEM")
     add_optional_flag(parser, "--api-token", "FILE", "with --api-server: the agent's token")
-    add_flag(parser, "--namespace", "NAME", "where the ConfigMap cmk-config-NODE is kept", AGENT_NAMESPACE)
+    add_flag(
+        parser,
+        "--namespace",
+        "NAME",
+        "the agents' namespace, which has the ConfigMap cmk-config-NODE",
+        AGENT_NAMESPACE,
+    )
     add_list_flag(
         parser,
         "--feature-gates",
         "GATE,...",
-        "features to turn on, e.g. CPUManager: label the node for KubeVirt",
+        "features to turn on, e.g. CPUManager, which labels the node for KubeVirt",
     )
     add_list_flag(
         parser,

@@ -41,7 +41,7 @@ def add_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     issue.add_argument(
-        "--dir", required=True, metavar="D", type=Path, help="output directory; created if missing"
+        "--dir", required=True, metavar="DIR", type=Path, help="output directory; created if missing"
     )
     issue.add_argument(
         "--dns", nargs="+", default=[], action="extend", metavar="NAME", help="DNS names of the server"
@@ -54,10 +54,14 @@ def add_parser(
         type=_days,
         default=DAYS,
         metavar="N",
-        help=f"validity of the server certificate (default: {DAYS})",
+        help=f"validity of the server certificate in days (default: {DAYS})",
     )
     issue.add_argument(
-        "--ca-days", type=_days, default=CA_DAYS, metavar="N", help=f"validity of the CA (default: {CA_DAYS})"
+        "--ca-days",
+        type=_days,
+        default=CA_DAYS,
+        metavar="N",
+        help=f"validity of the CA in days (default: {CA_DAYS})",
     )
     issue.add_argument("--force", action="store_true", help="replace existing files")
     return parser

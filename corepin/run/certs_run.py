@@ -30,8 +30,8 @@ DESCRIPTION: Final = (
     "Issue and rotate the webhook's CA and certificate, and publish the CA in every caBundle."
 )
 EPILOG: Final = """\
-Every step is decided from the Secret, the webhook configurations, what the replicas show, and the clock: it may be
-killed at any point and continues from there. It needs get and patch on that Secret and on the named configurations, and may create
+Every step is decided from the Secret, the webhook configurations, what the replicas show, and the clock, so that the
+program may be killed at any point and continues from there. It needs get and patch on that Secret and on the named configurations, and may create
 events. A new CA at once: kubectl annotate secret NAME certs.corepin.io/rotate=ca
 """
 
@@ -46,7 +46,8 @@ def add_parser(
         "run", help="issue and rotate the webhook's certificates", description=DESCRIPTION, epilog=EPILOG
     )
     add_flag(parser, "--namespace", "NAME", "namespace of Secret and Service", "corepin-system")
-    add_flag(parser, "--secret", "NAME", "the Secret; it must exist, and may be empty", "corepin-webhook-tls")
+    stored = "the Secret of CA and certificate; it must exist, and may be empty"
+    add_flag(parser, "--secret", "NAME", stored, "corepin-webhook-tls")
     add_flag(parser, "--service", "NAME", "the Service that API servers call", "corepin-webhook")
     add_list_flag(
         parser,
@@ -58,7 +59,7 @@ def add_parser(
         parser,
         "--webhook-configurations",
         "NAME",
-        f"configurations, mutating or validating; may be repeated; default: {','.join(sorted(CONFIGURATIONS))}",
+        f"webhook configurations that get the CA, mutating or validating; may be repeated; default: {','.join(sorted(CONFIGURATIONS))}",
     )
     add_flag(
         parser, "--settle", "SECONDS", "how long API servers may take to notice a changed caBundle", "60"

@@ -18,8 +18,8 @@ DESCRIPTION = (
 EPILOG = """\
 Start it, and open the address that it prints. It reads nodes, pods and events through the kubeconfig (KUBECONFIG, or
 ~/.kube/config), in a pod through the pod's account; get, list and watch of these are all it needs. It changes nothing,
-listens on this machine only, and asks for no password: every user who can reach the address sees everything. Ctrl-C
-ends it. In a cluster the component dashboard runs it: kubectl -n corepin-system port-forward deployment/corepin-dashboard 8084
+is served on this machine only unless --listen says otherwise, and asks for no password: every user who can reach the
+address sees everything. Ctrl-C ends it. In a cluster the component dashboard runs it: kubectl -n corepin-system port-forward deployment/corepin-dashboard 8084
 """
 
 

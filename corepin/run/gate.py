@@ -47,8 +47,10 @@ def add_parser(
         description=DESCRIPTION,
         epilog=EPILOG,
     )
-    policies = ", ".join(RESTART_POLICIES)
-    add_flag(parser, "--restart-policy", "POLICY", f"the pod's: one of {policies}", RESTART_POLICIES[0])
+    policies = f"{', '.join(RESTART_POLICIES[:-1])} or {NEVER}"
+    add_flag(
+        parser, "--restart-policy", "POLICY", f"the pod's restart policy, {policies}", RESTART_POLICIES[0]
+    )
     add_flag(
         parser, "--status", "FILE", "file with the pod's status annotation", f"{GATE_FOLDER}/{GATE_FILE}"
     )

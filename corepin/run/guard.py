@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LISTEN: Final = ":8083"
 EXEMPT: Final = "kube-system"
-DESCRIPTION: Final = "Hold back containers that require their CPUs until the agent has assigned these."
+DESCRIPTION: Final = "Hold back containers that require their CPUs until the agent has assigned them."
 EPILOG: Final = """\
 It registers with the container runtime as an NRI plugin that validates (containerd 2.2 or later), changes nothing, and
 needs no right except access to the socket. It checks pods with the annotation guard.corepin.io/pod: "true", which the
@@ -34,19 +34,21 @@ def add_parser(
     """Add the verb `guard` to the command."""
     parser = subparsers.add_parser(
         "guard",
-        help="let no container start without its CPUs while the agent is down",
+        help="hold back containers that require their CPUs while the agent is down",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
     add_flag(parser, "--nri", "SOCKET", "the runtime's NRI socket", NRI_SOCKET)
-    add_optional_flag(parser, "--namespace", "NAME", "its own namespace, whose pods always start")
+    add_optional_flag(parser, "--namespace", "NAME", "the guard's own namespace, whose pods always start")
     text = f"other namespaces whose pods always start; may be repeated; default: {EXEMPT}"
     add_list_flag(parser, "--exempt", "NAMESPACE,...", text)
     add_flag(parser, "--config", "FILE", "the agent's node configuration", str(CONFIG))
-    text = "the agent's directory, which has the group of this node"
+    text = "the agent's state directory, which names the CPU group of this node"
     add_flag(parser, "--state-dir", "DIR", text, AGENT_STATE)
     add_flag(parser, "--kubelet-state", "FILE", "the kubelet's cpu_manager_state", KUBELET_STATE)
-    add_flag(parser, "--health-listen", "HOST:PORT", "health, plain HTTP; off: not served", LISTEN)
+    add_flag(
+        parser, "--health-listen", "HOST:PORT", "where to serve health, plain HTTP; off: not served", LISTEN
+    )
     return parser
 
 

@@ -40,13 +40,16 @@ def add_parser(
     add_flag(parser, "--tls-cert", "FILE", "certificate chain in PEM", "/etc/corepin/tls/tls.crt")
     add_flag(parser, "--tls-key", "FILE", "its private key in PEM", "/etc/corepin/tls/tls.key")
     add_optional_flag(
-        parser, "--client-ca", "FILE", "serve only clients with a certificate of these CAs; default: everyone"
+        parser,
+        "--client-ca",
+        "FILE",
+        "serve only clients with a certificate of these CAs; default: every client",
     )
     add_list_flag(
         parser,
         "--client-name",
         "NAME",
-        "with --client-ca: serve only this name (common name or subject alternative); may be repeated; default: any",
+        "with --client-ca: serve only this name (common name or subject alternative); may be repeated; default: any name",
     )
     add_rule_flags(parser)
     add_flag(
@@ -62,7 +65,7 @@ def add_parser(
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check configuration and mutations, report errors, and exit",
+        help="check configuration and mutations, and exit: with 0 if both are valid, else with 2 and the reason",
     )
     return parser
 
@@ -72,7 +75,7 @@ def _add_body_limit(parser: argparse.ArgumentParser) -> None:
         parser,
         "--body-limit",
         "MIB",
-        "size limit of a review; raise it by 13 for each MiB that etcd's --max-request-bytes is raised, and raise the memory limit too",
+        "size limit of a review in MiB; raise it by 13 for each MiB by which etcd's --max-request-bytes is raised, and raise the memory limit too",
         "20",
     )
 

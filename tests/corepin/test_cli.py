@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from corepin.cli import VERBS, build_parser, kubectl, main
+from corepin.cli import PLUGIN, PLUGIN_VERBS, VERBS, build_parser, kubectl, main
 from tests.corepin.documents import POD
+from tests.docs.words import WORDS
 
 
 def test_packages_run_without_an_installed_command() -> None:
@@ -104,3 +106,48 @@ def test_help_states_the_exit_codes(verb: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="0"):
         build_parser(VERBS).parse_args([verb, "--help"])
     assert "exit code: 0" in " ".join(capsys.readouterr().out.lower().split())
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of a command and of everything below it that has a help."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                if below.add_help:
+                    yield from commands(below)
+
+
+COMMANDS = {
+    it.prog: it for whole in (build_parser(), build_parser(PLUGIN_VERBS, PLUGIN)) for it in commands(whole)
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_in_plain_words(command: str) -> None:
+    """Every argument of every command is explained, and no text has a word of the list, or `everyone`."""
+    parser = COMMANDS[command]
+    explained = [it.help for it in parser._actions if not isinstance(it, argparse._SubParsersAction)]
+    assert all(explained)
+    text = parser.format_help()
+    assert not WORDS.search(text)
+    assert "everyone" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "words"),
+    [
+        ("corepin webhook", "--client-ca", "default: every client"),
+        ("corepin agent", "--runtime", "the agent runs the pods of --pods-dir"),
+        ("corepin agent", "--kubelet-state", "pod-resources/kubelet.sock"),
+        ("corepin plan", "--reserved", "those of --config or --node"),
+        ("corepin certs issue", "--days", "in days"),
+        ("corepin cmk uninstall", "--all-hosts", "corepin.io/agent=true, cordoned ones too"),
+        ("corepin cmk discover", "--node", "cmk.intel.com/cmk-node=true"),
+    ],
+)
+def test_help_says_what_a_flag_does(command: str, flag: str, words: str) -> None:
+    """The help of a flag names the files, nodes and units that it is about."""
+    (found,) = (it for it in COMMANDS[command]._actions if flag in it.option_strings)
+    assert found.help
+    assert words in found.help

@@ -13,16 +13,13 @@ import pytest
 
 from tests.docs import said
 from tests.docs.blocks import FENCE
+from tests.docs.words import WORDS
 from tests.layout import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TESTS = sorted(path for folder in ("bench", "demo", "tests") for path in Path(folder).rglob("*.py"))
-WORDS = re.compile(
-    r"\b(whoever|whomever|nobody|somebody|anybody|everybody|shall|told|meanwhile|those who)\b", re.IGNORECASE
-)
-
 SPOKEN = 2  # minimum number of words; shorter texts are keys and names
 PAGES = [Path(name) for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted(
     Path("docs").rglob("*.md")
