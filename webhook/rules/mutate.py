@@ -15,6 +15,7 @@ from pinning.contract import CMK_MUTATE, CMK_MUTATE_TRUE, FILLED_IN
 from pinning.errors import Cause
 from pinning.pods.budget import filled_in, kept_names
 from pinning.pods.claims import PodClaims, read_pod
+from pinning.pods.quantity import whole
 from pinning.truncate import few
 from webhook.rules.account import plan_account, plan_token, warn_token
 from webhook.rules.budget_record import plan_amounts
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod
     from webhook.config.mutations import Fragment, Mutations
     from webhook.config.settings import Settings
-    from webhook.rules.injection import Injection
+    from webhook.rules.injection import Counted, Injection
 
 POD = ""  # JSON pointer to the pod
 
@@ -118,12 +119,19 @@ def plan_injection(
     operations = [*missing(pod, pod_wanted), *plan_account(pod, source.mutations)]
     counts = counts_of_pod(pod_claims, settings)
     for member in pod_claims.members:
-        pointer, counted = member.pointer, counts.get(member.name, ())
+        pointer, counted = member.pointer, _as_requested(member, counts.get(member.name, ()))
         members = source.container_wanted(pointer, counted)
         if more and pointer in more:
             members = wanted(pointer, joined(source.container_fragment(counted), more[pointer]))
         operations += missing(member.container, members)
     return operations
+
+
+def _as_requested(member: Member, counted: tuple[Counted, ...]) -> tuple[Counted, ...]:
+    """Return the counts with the amounts that the container requests already, because its limits have to be equal."""
+    if not any(it.name in member.requests for it in counted):
+        return counted
+    return tuple(it._replace(number=whole(member.requests.get(it.name, 0)) or it.number) for it in counted)
 
 
 def _host_path_warnings(pod: Pod, pod_claims: PodClaims, injection: Injection) -> Iterator[Cause]:

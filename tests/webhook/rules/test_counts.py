@@ -137,6 +137,14 @@ def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, mess
     assert review_template(document, load_settings(settings)).causes == found.causes
 
 
+@pytest.mark.parametrize("number", [3, 6, 24])
+def test_a_users_request_gets_an_equal_limit(number: int) -> None:
+    """A request without a limit that is right for some node gets an equal limit, which the API server demands."""
+    amounts = {"cpu": "3", NUMA: str(number)}
+    document = pod(container("main", {"cpu": "3"}, amounts), annotations={**SINGLE, SMT: "isolate"})
+    assert counts(document, UNKNOWN) == {NUMA: number, ISOLATED: 3}
+
+
 @pytest.mark.parametrize("requests", [None, {}, {"cpu": "3"}, {"cpu": "3", NUMA: "2"}])
 def test_a_templates_wrong_count_is_named_where_it_is_written(requests: Any) -> None:
     """A template, whose requests the API server does not fill in, may state a count as a limit alone."""
