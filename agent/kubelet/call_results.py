@@ -26,6 +26,8 @@ USUAL_SECONDS: Final = 1.0  # longest delay between two calls
 # A sandbox that NRI or a pass shows causes a call at once.
 OLD_SECONDS: Final = 180.0
 LONGEST_SECONDS: Final = 30.0
+# After a late answer the kubelet counts as slow for this time, which is longer than the delay and the wait of a call.
+SLOW_AGAIN_SECONDS: Final = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +43,16 @@ class CallResults:
         self._shown: Mapping[str, str] = {}
         self._shown_at = -REASON_SECONDS
         self._logged: set[str] = set()  # results of failed calls since the last answer
+        self._slow_until = float("-inf")  # the kubelet is slow: its answers are late, and come
 
     def answered(self, asked: float) -> None:
         """Record the answer to a call that was made at this time."""
+        now = self._clock()
+        if now - asked >= SLOW_SECONDS:
+            self._slow_until = now + SLOW_AGAIN_SECONDS
         self.reason = ""
         self._logged.clear()
-        self._metrics.podresources_called("ok", self._clock() - asked)
+        self._metrics.podresources_called("ok", now - asked)
 
     def failed(self, error: AgentError, asked: float) -> None:
         """Record the failure of a call that was made at this time."""
@@ -59,9 +65,15 @@ class CallResults:
 
     @contextmanager
     def in_flight(self, shows_reason: Callable[[], bool], request_pass: Callable[[], None]) -> Iterator[None]:
-        """Make SLOW the reason if the call in the block takes longer; request a pass if that reason is to be shown."""
+        """Make SLOW the reason if the call in the block takes longer; request a pass if that reason is to be shown.
+
+        A slow kubelet does not get this reason before a call fails: each call would log it, and each answer end it, so
+        that the statuses of the pods that wait were written twice for each call.
+        """
 
         def late() -> None:
+            if self._clock() < self._slow_until:
+                return
             self._show(LATER, SLOW)
             if shows_reason():
                 request_pass()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from agent.errors import Refused, TooLarge, Unavailable
 from agent.kubelet.device_answers import ANSWER_SECONDS, SLOW, SLOW_SECONDS
 from agent.kubelet.device_list import DeviceList
+from agent.kubelet.devices import LATE
 from agent.kubelet.free_devices import FreeDeviceList
 from agent.kubelet.pod_resources import PodResources
 from pinning.machine.cpuset import CPUSet
@@ -91,6 +93,47 @@ def test_silent_kubelet_has_one_reason_and_one_line_in_the_log(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING, "agent.kubelet.call_results"):
         stage(scenario, seconds=60)
     assert [record.__dict__["facts"]["reason"] for record in caplog.records] == [SLOW]
+
+
+@pytest.mark.parametrize("answers", [[3.0], [3.0, 3.0, 0.5]], ids=["late", "two of three late"])
+def test_slow_kubelet_changes_no_reason_back_and_logs_one_line(
+    answers: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first late call of a kubelet that answers is shown; afterwards a pod waits for one reason."""
+    reasons: list[str] = []
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.hook = lambda: vary(scene)
+        scene.see(seen("u", word="require"))
+        for _ in range(600):
+            await asyncio.sleep(0.1)
+            reasons.append(scene.keeper.unknown()[OWNER])
+        assert len(scene.kubelet.at) > 10
+        assert scene.passes <= 3
+
+    def vary(scene: Scene) -> None:
+        scene.kubelet.seconds = answers[(len(scene.kubelet.at) - 1) % len(answers)]
+
+    with caplog.at_level(logging.WARNING, "agent.kubelet.call_results"):
+        stage(scenario, seconds=61)
+    assert [reason for reason, _ in groupby(reasons)] == [DEVICES_NOT_NAMED, SLOW, DEVICES_NOT_NAMED, LATE]
+    assert [record.__dict__["facts"]["reason"] for record in caplog.records] == [SLOW]
+
+
+def test_slow_kubelet_that_stops_answering_is_shown_at_the_end_of_its_call() -> None:
+    """After late answers the wait for one is no reason; the first call without an answer is."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.kubelet.seconds = 3.0
+        scene.see(seen("u"))
+        await scene.calls(3)
+        scene.kubelet.error = Unavailable("no answer in 3.0 s")
+        await asyncio.sleep(2.9)
+        assert scene.keeper.unknown() == {OWNER: LATE}
+        await asyncio.sleep(0.1)
+        assert scene.keeper.unknown() == {OWNER: SLOW}
+
+    stage(scenario, seconds=60)
 
 
 @pytest.mark.parametrize(
