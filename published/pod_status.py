@@ -179,3 +179,6 @@ class PodStatus(Published, frozen=True):
     vm: Machine | None = None
     pool: Pool | None = None
     claims: tuple[PodClaim, ...] = ()  # at most MOST_CLAIMS
+    # Since when a rejected container may start, if the pod had this status before, RFC 3339 in UTC; a new value changes
+    # the pod, so that the kubelet retries.
+    may_start: str = ""

@@ -3,7 +3,8 @@
 Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container
 runs, because an earlier annotation would be rewritten at once. If the creation of a container was rejected, its pod
 gets the annotation as soon as the container may start, because the kubelet retries at once when the pod changes, and
-after some seconds at the latest, so that operators see its CPUs while a conflict lasts. The refusal that the kubelet
+after some seconds at the latest, so that operators see its CPUs while a conflict lasts. Such an annotation, and that of
+a pod that was refused CPUs before, changes once more when the container may start. The refusal that the kubelet
 has not named the devices yet usually ends soon, so it is written only after some seconds. A pod with a gate gets the
 annotation immediately and keeps it; an empty annotation opens the gate. Facts that change without the pod are left
 out, so that one change of a pod is one PATCH: the shared set, except for containers that may also use it, and tasks
@@ -72,11 +73,14 @@ class _Object(msgspec.Struct):
 _object = msgspec.json.Decoder(_Object)
 
 
-def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) -> str | None:
+def pod_status(
+    pod: PodState, before: str | None, blocked_seconds: float = 0.0, may_start: str = ""
+) -> str | None:
     """Return the text of a pod's annotation; None if the pod gets none.
 
     `before` is the annotation's current text, `blocked_seconds` the time for which a container was rejected although
-    the pod has its CPUs.
+    the pod has its CPUs, `may_start` the time since which such a container may start, empty if the kubelet needs no
+    reminder of it.
 
     `before` is returned if only times differ, or only the number of free CPUs in an unchanged refusal.
     """
@@ -94,6 +98,7 @@ def pod_status(pod: PodState, before: str | None, blocked_seconds: float = 0.0) 
             vm=_vm(pod.vm, old.vm) if pod.vm and pod.vm.cpus else None,
             pool=parts.pool(pod.pool) if pod.pool else None,
             claims=parts.claims(pod.claims, old.claims),
+            may_start=may_start or old.may_start,
         )
     )
 
@@ -111,6 +116,11 @@ def _refusals(pod: PodState) -> list[Refused]:
 def _is_blocked(pod: PodState) -> bool:
     """Return whether a pod has its CPUs, but a container is still rejected because others run on these."""
     return pod.is_held_back and not _refusals(pod)
+
+
+def _may_start(pod: PodState) -> bool:
+    """Return whether a container that was rejected may start."""
+    return pod.was_rejected and not pod.is_held_back and not _refusals(pod)
 
 
 def _is_waiting(pod: PodState, blocked_seconds: float) -> bool:
@@ -227,6 +237,8 @@ class PodReport:
         self._clock = clock
         # Since when each pod is blocked, by uid as the runtime knows it.
         self._blocked: dict[str, float] = {}
+        # Since when rejected containers of pods that were blocked may start; without pods that this got the annotation.
+        self._may_start: dict[str, str] = {}
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
@@ -243,7 +255,10 @@ class PodReport:
 
     def _note_blocked(self, state: NodeState) -> float | None:
         """Record since when pods are blocked; return the seconds until the next one is reported, None without one."""
-        now = self._clock.monotonic()
+        now, text = self._clock.monotonic(), self._clock.text()
+        ready = (pod.uid for pod in state.pods if _may_start(pod))
+        since = {uid: text if uid in self._blocked else self._may_start.get(uid) for uid in ready}
+        self._may_start = {uid: time for uid, time in since.items() if time}
         blocked = (pod.uid for pod in state.pods if _is_blocked(pod))
         self._blocked = {uid: self._blocked.get(uid, now) for uid in blocked}
         waits = (since + BLOCKED_SECONDS - now for since in self._blocked.values())
@@ -326,8 +341,10 @@ class PodReport:
             before = self._current(pod)
             if uid not in known and uid not in seen:
                 continue  # the pod was created after the state was computed
-            blocked_seconds = now - self._blocked.get(uid, now)
-            after = pod_status(known[uid], before, blocked_seconds) if uid in known else None
+            if before is None:  # the first annotation reminds the kubelet by itself
+                self._may_start.pop(uid, None)
+            blocked_seconds, may_start = now - self._blocked.get(uid, now), self._may_start.get(uid, "")
+            after = pod_status(known[uid], before, blocked_seconds, may_start) if uid in known else None
             if after != before:
                 yield pod, after
 
