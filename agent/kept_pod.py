@@ -27,6 +27,7 @@ from pinning.contract import (
     NUMA_CPUS,
     POD_SCOPE,
     STATUS_CPUS,
+    UNTRUSTED_WORKLOAD,
     WHOLE_CORES,
 )
 from pinning.planning.requests import totals
@@ -267,6 +268,8 @@ def _annotations(given: dict[str, str], containers: Collection[str | None]) -> I
             yield key, value if value.isascii() or len(value) <= LONGEST_STATUS else _shortened(value)
         elif key in ASKING_MARKS:
             yield key, ""  # only the key matters, as in NRI requests of the runtime
+        elif key == UNTRUSTED_WORKLOAD:
+            yield key, _shortened(value)
         elif key.partition("/")[0] in CRIO_FOLLOWED:
             if key in CRIO_FOLLOWED or key.partition("/")[2] in containers:
                 yield key, _shortened(value)

@@ -53,6 +53,10 @@ CRIO_FOLLOWED = frozenset({CRIO_CPU_QUOTA, CRIO_INTERRUPTS})
 CRIO_UNFOLLOWED = ("cpu-load-balancing.crio.io", "cpu-freq-governor.crio.io", "cpu-c-states.crio.io")
 CRIO_DISABLE = "disable"
 
+# Annotation of users, followed by containerd: the value "true" selects its handler `untrusted`, without a runtime class.
+UNTRUSTED_WORKLOAD = "io.kubernetes.cri.untrusted-workload"
+UNTRUSTED = "true"
+
 # Annotations that only corepin writes.
 CMK_INJECTED = "cmk.intel.com/resources-injected"
 STATUS_CPUS = "status.corepin.io/cpus"  # on pods

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pinning.contract import GATE_CONTAINER, STATUS_CPUS
+from pinning.contract import GATE_CONTAINER, STATUS_CPUS, UNTRUSTED, UNTRUSTED_WORKLOAD
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.pods.claims import read_pod
@@ -40,6 +40,8 @@ DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
 MORE_MAY_FOLLOW: Final = f"{DEVICES_NOT_NAMED}, or not all: more may follow until its pod's sandbox runs"
 # Reasons that each container with devices has for some milliseconds of its start.
 AT_EACH_START: Final = frozenset({DEVICES_NOT_NAMED, MORE_MAY_FOLLOW})
+# Stands for a runtime class in pods for which containerd uses its handler `untrusted`; no runtime class has such a name.
+UNTRUSTED_CLASS: Final = f"{UNTRUSTED_WORKLOAD}={UNTRUSTED}"
 
 
 def claim_not_known(name: str) -> Device:
@@ -52,6 +54,13 @@ class DeviceTimes(NamedTuple):
 
     asked: str
     named: str
+
+
+def _runtime_class(pod: Pod) -> str:
+    """Return the runtime class of a pod, or UNTRUSTED_CLASS, because that handler may start a virtual machine too."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    implied = UNTRUSTED_CLASS if annotations.get(UNTRUSTED_WORKLOAD) == UNTRUSTED else ""
+    return (pod.get("spec") or {}).get("runtimeClassName") or implied
 
 
 def _device_kinds(pod: Pod) -> dict[str, int]:
@@ -86,7 +95,8 @@ class SeenPod:
     start_order: tuple[str, ...]  # names of its containers in start order; empty if there are too many
     is_final: bool = False  # the phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
-    # Set by the user, defined by an administrator; the handler behind it is not known here.
+    # Set by the user, defined by an administrator; the handler behind it is not known here. UNTRUSTED_CLASS: the user
+    # selected the handler by an annotation.
     runtime_class: str = ""
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
@@ -115,7 +125,7 @@ class SeenPod:
             start_order=() if is_crowd else tuple(member.name for member in members(pod)),
             is_final=is_final(pod),
             is_vm=is_launcher(pod),
-            runtime_class=(pod.get("spec") or {}).get("runtimeClassName") or "",
+            runtime_class=_runtime_class(pod),
             causes=asked.causes,
             warnings=asked.warnings,
             counts=counts_of(pod, asked),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.kept_pod import LONGEST_STATUS, LONGEST_VALUE, MOST_STRANGE, PodDecoder
 from agent.report.extended_resources import RESOURCES as CORE_RESOURCES
 from agent.report.extended_resources import node_resources
-from pinning.contract import FAMILIES, STATUS_CPUS
+from pinning.contract import FAMILIES, STATUS_CPUS, UNTRUSTED, UNTRUSTED_WORKLOAD
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import SeenPod
 from pinning.planning.requests import overcommit, requested, sidecars
@@ -44,10 +44,13 @@ NOTES = st.dictionaries(
             "qos.gocrane.io/cpu-manager",
             "kubernetes.io/config.mirror",
             "kubernetes.io/config.hash",
+            UNTRUSTED_WORKLOAD,
             "note",
         ]
     ),
-    st.sampled_from(["exclusive", "share", "none", "require", "isolate", "single", "bind", "banana"]),
+    st.sampled_from(
+        ["exclusive", "share", "none", "require", "isolate", "single", "bind", UNTRUSTED, "banana"]
+    ),
     max_size=MOST_STRANGE,  # of more annotations that name no container only some are kept
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.vm_interfaces import BootScope, ConfinedBoot
+from pinning.contract import UNTRUSTED_WORKLOAD
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import Owner
@@ -140,6 +141,17 @@ def test_pod_without_runtime_class_is_not_looked_for(node: FakeNode, boots: Fake
     node.add("b", PLAIN)
     node.run()
     assert boots.calls == []
+
+
+@pytest.mark.parametrize(("value", "is_wanted"), [("true", True), ("True", False), ("", False)])
+def test_pod_of_an_untrusted_workload_is_looked_for(
+    node: FakeNode, boots: FakeBoots, value: str, *, is_wanted: bool
+) -> None:
+    """By this annotation containerd uses another handler without a runtime class, which may start a machine."""
+    node.add("b", PLAIN)
+    node.documents["b"]["metadata"]["annotations"] = {UNTRUSTED_WORKLOAD: value}
+    node.run()
+    assert [scope.pods for scope, _ in boots.calls] == [frozenset("b")] * 2 * is_wanted
 
 
 def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None:
