@@ -105,7 +105,9 @@ class ClaimBook:
                 is_read = True
                 return await self._granted(claim)
         except TimeoutError:
-            cause, why = self._late(uid) if is_read else (Cause.UNREADABLE, self._unread(namespace))
+            if not is_read:
+                return self._unread(namespace, name)
+            cause, why = self._late(uid)
             return RefusedPrepare(cause, f"claim {namespace}/{name}: {why}")
 
     def _late(self, uid: str) -> tuple[Cause, str]:
@@ -113,9 +115,13 @@ class ClaimBook:
         why = self._waiting.get(uid)
         return (Cause.NO_ROOM, why) if why else (Cause.NOT_READY, NOT_PASSED)
 
-    def _unread(self, namespace: str) -> str:
-        """Return why a claim is not read at the timeout."""
-        return LIMITED if self._reader.prepare_limit.wait(namespace) > 0 else SILENT
+    def _unread(self, namespace: str, name: str) -> RefusedPrepare:
+        """Return the refusal of a claim that is not read at the timeout."""
+        what = f"claim {namespace}/{name}"
+        if failure := self._reader.failure(namespace, name):
+            return RefusedPrepare(Cause.UNREADABLE, f"{what} cannot be read: {failure}")
+        why = LIMITED if self._reader.prepare_limit.wait(namespace) > 0 else SILENT
+        return RefusedPrepare(Cause.UNREADABLE, f"{what}: {why}")
 
     def prepared(self, uid: str) -> ClaimGrant | None:
         """Return the CPUs of a prepared claim; None if it has none, or is being unprepared."""
@@ -141,8 +147,7 @@ class ClaimBook:
                 with self._reading():
                     claim = await self._read(namespace, uid, name)
         except TimeoutError:
-            why = f"claim {namespace}/{name}: {self._unread(namespace)}"
-            return self._held(uid) or RefusedPrepare(Cause.UNREADABLE, why)
+            return self._held(uid) or self._unread(namespace, name)
         is_unreadable = isinstance(claim, RefusedPrepare) and claim.cause is Cause.UNREADABLE
         return self._held(uid) or claim if is_unreadable else claim
 

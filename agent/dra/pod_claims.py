@@ -90,7 +90,7 @@ class PodClaims:
                 key = pod.namespace, name
                 wanted[key] = wanted.get(key, frozenset()) | {pod.uid}
         self._wanted = wanted
-        self._reader.keep_sizes(wanted)
+        self._reader.keep_known(wanted)
         self._read = {key: read for key, read in self._read.items() if key in wanted}
         self._late &= wanted.keys()
         self._silent &= {namespace for namespace, _ in wanted}
@@ -127,8 +127,8 @@ class PodClaims:
     def problems(self) -> Mapping[Key, str]:
         """Why claims cannot be read or served."""
         problems = {key: it.problem for key, it in self._read.items() if it.problem}
-        given_up = filter(self._is_given_up, self._wanted)
-        return problems | {key: NO_ANSWER for key in given_up if self._is_unread(key)}
+        unread = [key for key in self._wanted if self._is_given_up(key) and self._is_unread(key)]
+        return problems | {key: self._reader.failure(*key) or NO_ANSWER for key in unread}
 
     def _is_given_up(self, key: Key) -> bool:
         return key in self._late or key[0] in self._silent or len(self._silent) > 1
@@ -225,7 +225,8 @@ class PodClaims:
                 found = await self._reader.read(*key)
         except TimeoutError:
             self._late.add(key)
-            self._silent.add(key[0])
+            if not self._reader.failure(*key):  # otherwise it answers, and fails at this claim
+                self._silent.add(key[0])
             request_pass()
             return
         except APIError as error:

@@ -1,4 +1,7 @@
-"""Reads of ResourceClaims from the API server; while it is out of reach, one request at a time, with backoff."""
+"""Reads of ResourceClaims from the API server; while it is out of reach, one request at a time, with backoff.
+
+If it fails at some claims, only the reads of these share one request per backoff.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from agent.dra.read_limit import ReadLimit
 from apiserver.backoff import Backoff
-from apiserver.errors import APIError, Gone, Unavailable
+from apiserver.errors import APIError, Failed, Gone, Unavailable
 from pinning.dra.claims import BadClaim, read_claim
 from pinning.errors import BadJSON
 from pinning.json_text import parse_json
@@ -27,6 +30,7 @@ CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/
 # Concurrent requests: the client has eight connections, three of them for watches, and reports need some. A claim whose
 # answers are slow takes two, for the pod and for its Prepare.
 AT_ONCE: Final = 3
+FIRST_SECONDS: Final = 0.5  # first delay of a retry
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
 
 # Size of a claim that was not read yet, or does not exist: claims of KubeVirt and of users have 1 to 4 KiB.
@@ -51,10 +55,15 @@ class ClaimReader:
         self._clock = clock
         self._turn = asyncio.Semaphore(AT_ONCE)
         self._probe = asyncio.Lock()
-        self._backoff = Backoff(0.5, LONGEST_SECONDS)
+        self._backoff = Backoff(FIRST_SECONDS, LONGEST_SECONDS)
         # No request before this moment while the API server is out of reach. Callers have their own
         # deadlines, so the next caller after a cancelled one waits only for the rest of the delay.
         self._not_before: float | None = None
+        # Why the API server failed at claims when they were read last. The next read of such a claim holds `_retry`.
+        self._failures: dict[Key, str] = {}
+        self._retry = asyncio.Lock()
+        self._retry_backoff = Backoff(FIRST_SECONDS, LONGEST_SECONDS)
+        self._next_retry = 0.0
         self._sizes: dict[Key, int] = {}  # bytes of claims at their last reads
         # Users cause both kinds of reads. A Prepare waits for no first reads of other pods' claims: after a restart of
         # the agent these are the claims of all pods.
@@ -80,29 +89,52 @@ class ClaimReader:
 
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated."""
+        key = namespace, name
+        while True:
+            try:
+                return await (self._read_again(key) if key in self._failures else self._read(key))
+            except Failed as error:
+                self._failures[key] = str(error)
+                self._next_retry = self._clock() + self._retry_backoff.after(error)
+
+    async def _read_again(self, key: Key) -> DeviceClaim | BadClaim | None:
+        """Read a claim at which the API server failed last; raise Failed if it does so again."""
+        async with self._retry:
+            await self._sleep_until(self._next_retry)
+            return await self._read(key)
+
+    async def _read(self, key: Key) -> DeviceClaim | BadClaim | None:
+        """Read a claim as soon as a request may be made; raise Failed if the API server fails at it."""
         while True:
             async with self._turn if self._not_before is None else self._probe:
-                if self._not_before is not None and (left := self._not_before - self._clock()) > 0:
-                    await self._sleep(left)
+                if self._not_before is not None:
+                    await self._sleep_until(self._not_before)
                 try:
-                    return await self._get((namespace, name))
+                    return await self._get(key)
+                except Failed:
+                    self._reached()
+                    raise
                 except Unavailable as error:
                     self._failed(error)
 
+    async def _sleep_until(self, moment: float) -> None:
+        if (left := moment - self._clock()) > 0:
+            await self._sleep(left)
+
     async def _get(self, key: Key) -> DeviceClaim | BadClaim | None:
-        """Request a claim once; any answer ends the backoff."""
+        """Request a claim once; any answer ends the outage."""
         try:
             body = await self._api.get(_path(*key))
         except Unavailable:
             raise
         except Gone:
-            self._answered()
+            self._answered(key)
             self._sizes.pop(key, None)
             return None
         except APIError:
-            self._answered()
+            self._answered(key)
             raise
-        self._answered()
+        self._answered(key)
         self._sizes[key] = len(body)
         return self._parsed(body)
 
@@ -110,11 +142,21 @@ class ClaimReader:
         """Return the bytes of a claim at its last read, or UNREAD_BYTES."""
         return self._sizes.get((namespace, name), UNREAD_BYTES)
 
-    def keep_sizes(self, claims: Container[Key]) -> None:
-        """Forget the sizes of all but these claims, which pods name; this bounds the memory."""
-        self._sizes = {key: size for key, size in self._sizes.items() if key in claims}
+    def failure(self, namespace: str, name: str) -> str:
+        """Return why the API server failed at a claim when it was read last; empty if it did not."""
+        return self._failures.get((namespace, name), "")
 
-    def _answered(self) -> None:
+    def keep_known(self, claims: Container[Key]) -> None:
+        """Forget all but these claims: those that pods name, at most 32 for each, bound the memory."""
+        self._sizes = {key: size for key, size in self._sizes.items() if key in claims}
+        self._failures = {key: failure for key, failure in self._failures.items() if key in claims}
+
+    def _answered(self, key: Key) -> None:
+        self._reached()
+        self._retry_backoff.reset()
+        self._failures.pop(key, None)
+
+    def _reached(self) -> None:
         self._not_before = None
         self._backoff.reset()
 

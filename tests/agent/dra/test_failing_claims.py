@@ -1,0 +1,147 @@
+"""Claims at which the API server fails, such as one that it cannot decrypt, beside claims that it answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from agent.dra.book import ClaimBook
+from agent.dra.pod_claims import PATIENCE_SECONDS, PodClaims
+from agent.dra.reader import LONGEST_SECONDS, ClaimReader
+from agent.dra.refusals import RefusedPrepare
+from apiserver.errors import Failed
+from pinning.dra.claims import DeviceClaim
+from tests.agent import virtual_time
+from tests.agent.dra.driver_node import FakeApi, pod
+from tests.pinning.dra.claiming import NODE, document, result, uid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pinning.planning.observed import SeenPod
+
+REASON = "500: no matching prefix found"
+NAMES = [f"c{number}" for number in range(20)]
+BAD = [replace(pod(name, name), namespace=name) for name in ("bad-1", "bad-2")]
+
+
+@dataclass
+class FailingApi(FakeApi):
+    """An API server that needs 5 ms for an answer, and fails at some claims."""
+
+    bad: set[str] = field(default_factory=lambda: {"bad-1", "bad-2"})
+
+    async def get(self, path: str) -> bytes:
+        """Return a claim; raise Failed."""
+        await asyncio.sleep(0.005)
+        if path.rpartition("/")[2] in self.bad:
+            self.requests.append(path)
+            raise Failed(REASON)
+        return await super().get(path)
+
+
+class Node:
+    """A node with pods of claims that fail, in virtual time; each pass shows all pods again."""
+
+    def __init__(self) -> None:
+        self.api = FailingApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES})
+        reader = ClaimReader(self.api, NODE, clock=virtual_time.now)  # type: ignore[arg-type]
+        self.claims = PodClaims(reader, clock=virtual_time.now)
+        self.book = ClaimBook(reader)
+        self.pods: list[SeenPod] = []
+
+    def show(self, *pods: SeenPod) -> None:
+        """Let the watch show further pods."""
+        self.pods += pods
+        self.claims.follow(self.pods)
+
+    def request_pass(self) -> None:
+        """Run a pass soon."""
+        asyncio.get_running_loop().call_soon(self.show)
+
+    async def prepare(self, name: str) -> DeviceClaim | RefusedPrepare | float:
+        """Return the seconds until the claim of a Prepare is read, or why it is not."""
+        begun = virtual_time.now()
+        found = await self.book._read("test", uid_of(name), name)
+        return virtual_time.now() - begun if isinstance(found, DeviceClaim) else found
+
+
+def played(use: Callable[[Node], Awaitable[None]]) -> None:
+    """Run a test beside pods whose claims fail."""
+
+    async def working() -> None:
+        node = Node()
+        reading = asyncio.create_task(node.claims.run(node.request_pass))
+        node.show(*BAD)
+        await use(node)
+        reading.cancel()
+        await asyncio.wait([reading])
+
+    virtual_time.run(working())
+
+
+def test_claims_that_fail_delay_no_prepare() -> None:
+    """A Prepare reads its claim at once, at any moment of the retries of other claims."""
+
+    async def use(node: Node) -> None:
+        for name in NAMES * 3:
+            await asyncio.sleep(1.7)
+            found = await node.prepare(name)
+            assert isinstance(found, float)
+            assert found < 0.01
+
+    played(use)
+
+
+def test_claims_that_fail_are_read_once_they_are_repaired() -> None:
+    """A claim that failed for minutes is known within the longest delay of a retry after the API server answers."""
+
+    async def use(node: Node) -> None:
+        await asyncio.sleep(120)
+        node.api.bad.clear()
+        node.api.claims |= {name: document(result("2"), uid=uid_of(name)) for name in ("bad-1", "bad-2")}
+        await asyncio.sleep(LONGEST_SECONDS + PATIENCE_SECONDS)
+        assert node.claims.known.keys() == {uid_of("bad-1"), uid_of("bad-2")}
+
+    played(use)
+
+
+def test_reason_is_shown_for_claims_that_fail_alone() -> None:
+    """After the agent's patience a failing claim counts as read with its reason; other namespaces do not."""
+
+    async def use(node: Node) -> None:
+        node.api.bad |= {"c0"}
+        await asyncio.sleep(3 * PATIENCE_SECONDS)
+        assert node.claims.problems == {(name, name): REASON for name in ("bad-1", "bad-2")}
+        node.show(pod("a", "c0"))
+        assert ("test", "c0", "a") not in node.claims.read
+
+    played(use)
+
+
+def test_prepare_that_is_late_names_the_failure() -> None:
+    """A Prepare whose claim fails until its timeout is refused with the failure, and not as if nothing answered."""
+
+    async def use(node: Node) -> None:
+        node.api.bad |= {"c0"}
+        refused = await node.book.prepare("test", uid_of("c0"), "c0")
+        assert isinstance(refused, RefusedPrepare)
+        assert refused.message == f"claim test/c0 cannot be read: {REASON}"
+
+    played(use)
+
+
+def test_failures_of_all_claims_share_one_request_per_backoff() -> None:
+    """If the API server fails at every claim, the retries of all claims together make one request per backoff."""
+
+    async def use(node: Node) -> None:
+        node.api.bad |= {*NAMES}
+        waiting = [asyncio.create_task(node.book.prepare("test", uid_of(name), name)) for name in NAMES]
+        await asyncio.sleep(10)
+        before = len(node.api.requests)
+        await asyncio.sleep(20)
+        assert 2 <= len(node.api.requests) - before <= 8
+        await asyncio.wait(waiting)
+
+    played(use)
