@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pinning.contract import CRIO_DISABLE, CRIO_UNFOLLOWED
+from pinning.contract import CRIO_DISABLE, CRIO_FOLLOWED, CRIO_UNFOLLOWED
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 UNFOLLOWED: Final = "corepin does not follow it under any runtime; CRI-O does where it allows the annotation"
+_READ: Final = frozenset({*CRIO_FOLLOWED, *CRIO_UNFOLLOWED})
+_OF_CONTAINERS: Final = tuple(f"{word}/" for word in sorted(_READ))
+
+
+def is_crio_key(key: str) -> bool:
+    """Return whether an annotation key is one of CRI-O's that are read, for the pod or for a container."""
+    return key in _READ or key.startswith(_OF_CONTAINERS)
 
 
 def is_disabled(annotations: Mapping[str, str], key: str, container: str) -> bool:

@@ -92,13 +92,18 @@ annotation = st.dictionaries(
             CPU_MANAGER,
             SMT,
             "numa-memory.corepin.io/pod",
+            "irq-policy.corepin.io/pod",
+            "irq-load-balancing.crio.io",
+            "cpu-c-states.crio.io/main",
             "sidecar-limits.corepin.io/pod",
             "kubernetes.io/limit-ranger",
             GUARDED,
             "own",
         ]
     ),
-    st.sampled_from(["true", "exclusive", "isolate", "false", "", "cpu request for container main"]),
+    st.sampled_from(
+        ["true", "exclusive", "isolate", "false", "", "cpu request for container main", "devices", "disable"]
+    ),
     max_size=4,
 )
 body = st.fixed_dictionaries(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from pinning.pods.annotations import is_policy_key
+from pinning.pods.crio import is_crio_key
 from webhook.rules.account import TOKEN_PREFIX, lost_token
 from webhook.rules.gate import is_gate_volume
 from webhook.rules.guest_file import is_guest_volume
@@ -52,7 +53,7 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
         metadata["annotations"] = {
             key: value
             for key, value in annotations.items()
-            if key in known or key in NRI_ANNOTATIONS or is_policy_key(key)
+            if key in known or key in NRI_ANNOTATIONS or is_policy_key(key) or is_crio_key(key)
         }
     if spec:
         token = lost_token(pod, mutations) if mutations.service_account else None

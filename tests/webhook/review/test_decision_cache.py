@@ -139,6 +139,30 @@ def test_pods_with_variables_of_their_own_are_decided_once() -> None:
         assert rules.mutate(request(other)) != first
 
 
+@pytest.mark.parametrize(
+    ("annotations", "warned"),
+    [
+        ({"cpu-c-states.crio.io": "disable"}, ["cpu-c-states.crio.io"]),
+        ({"cpu-load-balancing.crio.io/main": "disable"}, ["cpu-load-balancing.crio.io/main"]),
+        ({"irq-policy.corepin.io/pod": "devices"}, ["irq-policy.corepin.io/pod"]),
+        ({"irq-policy.corepin.io/pod": "devices", "irq-load-balancing.crio.io": "disable"}, []),
+    ],
+    ids=[
+        "not followed",
+        "not followed for a container",
+        "nothing keeps interrupts off",
+        "CRI-O's keeps them off",
+    ],
+)
+def test_annotations_of_crio_are_part_of_the_key(annotations: dict[str, str], warned: list[str]) -> None:
+    """A new pod's warnings take CRI-O's annotations into account, also after one without them."""
+    rules, given = Decider(Settings(), BUILT_IN), {CPU_MANAGER: "exclusive"}
+    plain = rules.judge_new_pod(request(pod(container("main", "2"), annotations=given)))
+    verdict = rules.judge_new_pod(request(pod(container("main", "2"), annotations=given | annotations)))
+    assert [warning.field for warning in plain.warnings] == []
+    assert [warning.field for warning in verdict.warnings] == [f"metadata.annotations[{it}]" for it in warned]
+
+
 def test_labels_of_the_mutations_file_are_part_of_the_key() -> None:
     """A label that the mutations file adds is part of the cache key."""
     rules = Decider(Settings(), load_mutations(b"mutations: {perPod: {metadata: {labels: {a: b}}}}"))
