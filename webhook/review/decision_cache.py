@@ -20,6 +20,7 @@ from webhook.rules.guest_file import is_guest_volume
 from webhook.rules.nri_annotations import NRI_ANNOTATIONS
 from webhook.rules.part_reader import PartReader
 from webhook.rules.pod_parts import NewPod, NewPodWithToken
+from webhook.rules.pods import LARGE_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +46,11 @@ def reader(mutations: Mutations) -> PartReader[Pod]:
     return _new_pods_with_tokens if mutations.service_account else _new_pods
 
 
-def pod_key(pod: Pod, mutations: Mutations) -> bytes:
-    """Return the cache key of a pod; annotations, variables and volumes that do not affect the answer are left out."""
+def pod_key(pod: Pod, mutations: Mutations, length: int) -> bytes:
+    """Return the cache key of a pod; annotations, variables and volumes that do not affect the answer are left out.
+
+    `length` is that of the pod's JSON in bytes: the variables of a short pod are too few to be warned about.
+    """
     metadata, spec = pod.get("metadata"), pod.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
         known = mutations.annotations
@@ -61,8 +65,9 @@ def pod_key(pod: Pod, mutations: Mutations) -> bytes:
             spec["volumes"] = _deciding(volumes, mutations.volumes, token)
         if mutations.service_account:
             _forget_names(spec, token)
-        _forget_variables(spec.get("containers"), mutations.variables)
-        _forget_variables(spec.get("initContainers"), mutations.variables)
+        if length <= LARGE_ENVIRONMENT:
+            _forget_variables(spec.get("containers"), mutations.variables)
+            _forget_variables(spec.get("initContainers"), mutations.variables)
     return _encode(pod)
 
 

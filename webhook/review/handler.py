@@ -78,14 +78,14 @@ class Decider:
         if _kind(request) != POD or request.operation != "CREATE" or request.subResource:
             return Allowed()
         if self.mutations.is_typed:
-            pod, key = self._key(reader(self.mutations).read(request.object))
+            pod, key = self._key(request)
             return self._mutated.of(key, lambda: self._mutate(pod))
         return self._mutate(self._whole(request))
 
     def judge_new_pod(self, request: Request) -> Verdict:
         """Validate a new pod after mutation."""
         if self.mutations.is_typed:
-            pod, key = self._key(reader(self.mutations).read(request.object))
+            pod, key = self._key(request)
             return self._judged.of(key, lambda: self._judge(pod))
         return self._judge(self._whole(request))
 
@@ -93,14 +93,19 @@ class Decider:
         """Return a whole pod, after a type check of the parts that rules read."""
         pod = _whole.read(request.object)
         try:
-            self._key(msgspec.convert(pod, NewPodWithToken))
+            self._encoded(msgspec.convert(pod, NewPodWithToken), request)
         except UNREADABLE as error:
             raise malformed(error).under(OBJECT) from error
         return pod
 
-    def _key(self, pod: Pod) -> tuple[Pod, bytes]:
+    def _key(self, request: Request) -> tuple[Pod, bytes]:
+        """Return the part of a new pod that rules read, and its key in the caches."""
+        pod = reader(self.mutations).read(request.object)
+        return pod, self._encoded(pod, request)
+
+    def _encoded(self, pod: Pod, request: Request) -> bytes:
         try:
-            return pod, pod_key(pod, self.mutations)
+            return pod_key(pod, self.mutations, len(memoryview(request.object)))
         except OverflowError as error:  # not from an API server, which writes amounts as strings
             raise Malformed(OBJECT, "a number has more than 64 bits: write it as a string") from error
 

@@ -50,8 +50,9 @@ ACCOUNT = load_mutations(b"mutations: {perPod: {spec: {serviceAccount: cmk}}}")
 def test_the_part_that_is_looked_at_decides_alone(document: Any, asked: bool, mutations: Mutations) -> None:
     """For any pod, plan and verdict on the cache key's part equal those on the whole pod."""
     rules = load_settings(b"sidecarLimits: claims" if asked else b"")
-    part = reader(mutations).read(msgspec.Raw(json.dumps(document).encode()))
-    pod_key(part, mutations)
+    text = json.dumps(document).encode()
+    part = reader(mutations).read(msgspec.Raw(text))
+    pod_key(part, mutations, len(text))
     fill(document)
     assert plan_mutation(part, rules, Injection(mutations)) == plan_mutation(
         document, rules, Injection(mutations)

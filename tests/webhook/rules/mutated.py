@@ -7,11 +7,13 @@ from typing import Any
 
 import jsonpatch
 
+from tests.webhook.requests import request
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
+from webhook.review.handler import Decider
 from webhook.rules.injection import Injection
 from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import Verdict, review_new_pod
+from webhook.rules.pods import Verdict
 
 
 def mutated(document: Any, settings: bytes) -> Any:
@@ -28,4 +30,4 @@ def judged(document: Any, settings: bytes = b"") -> Verdict:
     read = load_settings(settings)
     plan = plan_mutation(document, read, Injection(BUILT_IN))
     final = jsonpatch.apply_patch(document, [dict(step) for step in plan.operations])
-    return review_new_pod(final, read, Injection(BUILT_IN))
+    return Decider(read, BUILT_IN).judge_new_pod(request(final))
