@@ -94,6 +94,7 @@ annotation = st.dictionaries(
             "numa-memory.corepin.io/pod",
             "irq-policy.corepin.io/pod",
             "irq-load-balancing.crio.io",
+            "shared-cpus.corepin.io/pod",
             "cpu-c-states.crio.io/main",
             "sidecar-limits.corepin.io/pod",
             "kubernetes.io/limit-ranger",
@@ -115,6 +116,7 @@ body = st.fixed_dictionaries(
         "serviceAccountName": st.sampled_from([None, "", "default", "own"]),
         "automountServiceAccountToken": st.sampled_from([None, False, True]),
         "nodeSelector": st.none() | st.just({"cpumanager": "true"}),
+        "runtimeClassName": st.sampled_from([None, "runc", "kata-qemu"]),
     },
 )
 generated = st.fixed_dictionaries(

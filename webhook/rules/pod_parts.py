@@ -94,7 +94,7 @@ STORED: Final[Narrowed] = {
         "nodeSelector": _Selector | None,
         **dict.fromkeys(
             (
-                *("automountServiceAccountToken", "runtimeClassName", "serviceAccount", "serviceAccountName"),
+                *("automountServiceAccountToken", "serviceAccount", "serviceAccountName"),
                 *("tolerations", "volumes"),
             )
         ),

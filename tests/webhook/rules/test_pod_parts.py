@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
+from hypothesis import given, settings
 
 from pinning.pods.types import Pod
+from tests.pods import CPU_MANAGER, container, pod
+from tests.webhook.requests import RULES, denied, generated, request
 from webhook.rules.pod_parts import (
     NEW,
     NEW_WITH_TOKEN,
@@ -18,6 +21,7 @@ from webhook.rules.pod_parts import (
     StoredPod,
     part_of,
 )
+from webhook.rules.pods import review_changed_pod, review_template
 
 
 class Entry(TypedDict, total=False):
@@ -59,3 +63,25 @@ def test_a_part_holds_a_pod_to_its_shape(part: type[Pod]) -> None:
     """A pod whose members have a wrong type is refused with the path."""
     with pytest.raises(msgspec.ValidationError, match=r"spec\.containers\[0\]\.env"):
         msgspec.convert({"spec": {"containers": [{"env": 1}]}}, part)
+
+
+@given(generated, generated)
+@settings(max_examples=100, deadline=None)
+def test_the_part_of_a_stored_pod_decides_alone(old: Any, new: Any) -> None:
+    """For any pods, the verdicts on an update and on a template equal those on the whole pods."""
+    was, now = (msgspec.convert(document, StoredPod) for document in (old, new))
+    assert review_changed_pod(was, now, RULES.settings) == review_changed_pod(old, new, RULES.settings)
+    assert review_template(now, RULES.settings) == review_template(new, RULES.settings)
+
+
+@pytest.mark.parametrize(("runtime_class", "refused"), [("kata-qemu", True), ("runc", False)])
+def test_an_update_does_not_give_the_shared_set_to_a_kata_pod(runtime_class: str, refused: bool) -> None:
+    """An update that adds `shared-cpus` to a running pod is refused for Kata, as it is for a new pod."""
+    shared = "shared-cpus.corepin.io/pod"
+    old, new = (
+        pod(container("main", "2"), annotations=given, runtimeClassName=runtime_class)
+        for given in ({CPU_MANAGER: "exclusive"}, {CPU_MANAGER: "exclusive", shared: "true"})
+    )
+    expected = [f"metadata.annotations[{shared}]"] if refused else []
+    assert denied(RULES.validate(request(new))) == expected
+    assert denied(RULES.validate(request(new, old, operation="UPDATE"))) == expected
