@@ -69,6 +69,11 @@ class NotEnoughCPUs(PinningError):
         """Return the same refusal with one more remedy."""
         return NotEnoughCPUs(self.wanted, self.found, self.detail, (*self.remedies, remedy))
 
+    def without(self, remedy: str) -> NotEnoughCPUs:
+        """Return the same refusal without a remedy that does not help."""
+        left = tuple(it for it in self.remedies if it != remedy)
+        return NotEnoughCPUs(self.wanted, self.found, self.detail, left)
+
 
 class IllegalTransition(PinningError):
     """A ledger transition that would break an invariant; always a bug of the caller."""

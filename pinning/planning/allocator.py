@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Inside = Callable[[CPUSet, Beside, int], Placement]  # chooses this number of CPUs or cores in a region
 
 NOT_BESIDE: Final = f"choose device-policy {DevicePolicy.PREFER}"
+_PREFER: Final = f"choose smt-policy {SMTPolicy.PREFER}"  # no remedy for CMK's claims, which own whole cores
 _NAMES: Final = {  # names of core types in the topology
     CoreType.PERFORMANCE: PERFORMANCE,
     CoreType.EFFICIENT: EFFICIENCY,
@@ -235,7 +236,7 @@ class Allocator:
                 return self._placed(policies, among, count, reusable, keep, held)
             except NotEnoughCPUs as problem:
                 refused = problem
-        raise refused
+        raise refused.without(_PREFER) if claim.origin is Origin.CMK else refused
 
     def _tiers(self, claim: Claim, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPU sets to try in turn, most suitable first.

@@ -88,6 +88,24 @@ def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None
 
 
 @table(
+    "wish, advised",
+    {
+        "CPUs": (Wish("2", smt="isolate"), True),
+        "cores of CMK": (Wish(cores=2, smt="isolate"), False),
+    },
+)
+def test_prefer_is_advised_only_where_it_helps(wish: Wish, advised: bool) -> None:
+    """A refusal of CMK's cores does not suggest `prefer`, under which they are whole cores too."""
+    node = world(4)
+    node.add("a", [Wish("3", policy="exclusive")])
+    node.run_all()
+    node.add("b", [wish])
+    (refusal,) = node.plan().refusals
+    assert "found 1, and 1 beside busy siblings: ask for at most 1" in refusal.message
+    assert ("choose smt-policy prefer" in refusal.message) is advised
+
+
+@table(
     "wish, vm",
     {
         "require": (Wish("9", smt="require"), False),
