@@ -22,6 +22,8 @@ from pinning.kubevirt.review import (
 from pinning.kubevirt.types import VirtSpec
 from pinning.kubevirt.view import find, shortened
 from pinning.pods.annotations import read_policy_annotations
+from pinning.pods.eligible import policy_of
+from pinning.pods.resources import Member, Role, whole_cpus
 from pinning.pods.shared_cpus import LAUNCHER, misplaced
 from pinning.pods.types import ObjectMeta
 from pinning.truncate import few
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from pinning.kubevirt.review import Template
     from pinning.pods.annotations import PolicyAnnotations
+    from pinning.pods.types import Container
     from webhook.config.settings import Settings
 
 KINDS: Final = {
@@ -95,9 +98,10 @@ def review_vm(kind: Kind, document: VirtObject, settings: Settings) -> Verdict:
         return Verdict(review.causes)
     policies = read_policy_annotations(template.annotations, None)
     ours = _ours(template, policies)
+    warnings = chain(policies.warnings, _without_whole_cpus(template, policies))
     return Verdict(
         few(chain(review.causes, _under(template.path, ours))),
-        few(chain(review.warnings, _under(template.path, policies.warnings))),
+        few(chain(review.warnings, _under(template.path, warnings))),
     )
 
 
@@ -183,6 +187,27 @@ def _threads_apart(template: Template, policies: PolicyAnnotations) -> Iterator[
             "set threads to 1, or choose smt-policy require"
         )
         yield Cause("spec.domain.cpu.threads", message)
+
+
+def _without_whole_cpus(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
+    """Warn about a CPU policy of a machine to which KubeVirt gives no whole CPUs: its launcher pod is refused later.
+
+    Not a refusal, because a pod-wide policy may be meant for another container of the launcher. An instancetype may
+    dedicate CPUs.
+    """
+    policy, _ = policy_of(LAUNCHER_CONTAINER, policies)
+    annotation = policies.cpu.of(LAUNCHER_CONTAINER) or policies.smt.of(LAUNCHER_CONTAINER)
+    domain = template.spec.get("domain") or {}
+    is_dedicated = template.is_unfinished or (domain.get("cpu") or {}).get("dedicatedCpuPlacement")
+    if annotation is None or policy in {None, CPUPolicy.NONE} or is_dedicated:
+        return
+    compute: Container = {"resources": domain.get("resources")}
+    if whole_cpus(Member(LAUNCHER_CONTAINER, Role.MAIN, "containers", 0, compute)) is None:
+        message = (
+            f"{annotation.value} needs whole CPUs, and KubeVirt requests none for this machine, so that its launcher pod"
+            " may be refused: set cpu.dedicatedCpuPlacement to true, or remove the annotation"
+        )
+        yield Cause(annotation.field, message, flaw=("fraction", annotation.key, annotation.value))
 
 
 def _under(path: str, found: Iterable[Cause]) -> Iterator[Cause]:

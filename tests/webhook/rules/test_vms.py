@@ -79,6 +79,49 @@ def test_machines_do_not_use_the_shared_set(scope: str) -> None:
     assert not fields(vmi(shared="false", ours="false"))
 
 
+def limited(limit: str | None = None, request: str | None = None, **annotations: str) -> VirtObject:
+    """Return a machine without dedicated CPUs, with a CPU limit and request."""
+    machine: Any = vmi(dedicated=False, **annotations)
+    amounts = {"limits": limit, "requests": request}
+    resources = {kind: {"cpu": amount} for kind, amount in amounts.items() if amount}
+    machine["spec"]["domain"]["resources"] = resources
+    return machine  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("document", "warned"),
+    [
+        pytest.param(vmi(cpu="exclusive"), None, id="dedicated"),
+        pytest.param(limited(cpu="exclusive"), "cpu-manager.corepin.io/pod", id="exclusive"),
+        pytest.param(limited(cpu="share"), "cpu-manager.corepin.io/pod", id="share"),
+        pytest.param(limited(mine="require"), "smt-policy.corepin.io/container.compute", id="require"),
+        pytest.param(limited("1500m", smt="isolate"), "smt-policy.corepin.io/pod", id="a fraction"),
+        pytest.param(limited("2", "1", smt="isolate"), "smt-policy.corepin.io/pod", id="a smaller request"),
+        pytest.param(limited("4", smt="isolate", cpu="none"), None, id="none"),
+        pytest.param(limited("4", smt="isolate"), None, id="a whole limit"),
+        pytest.param(limited("4", "4", cpu="exclusive"), None, id="request and limit"),
+        pytest.param(limited(smt="prefer"), None, id="prefer alone"),
+    ],
+)
+def test_policy_of_a_machine_without_whole_cpus_is_warned_of(
+    document: VirtObject, warned: str | None
+) -> None:
+    """A policy is a warning if the machine's container gets no whole CPUs: its launcher pod is refused later."""
+    found = [it for it in review_vm(Kind.VMI, document, Settings()).warnings if "whole CPUs" in it.message]
+    assert [it.field for it in found] == ([f"metadata.annotations[{warned}]"] if warned else [])
+
+
+def test_instancetype_may_bring_dedicated_cpus() -> None:
+    """A machine with an instancetype is not warned of a policy, because the instancetype may dedicate CPUs."""
+    inner = limited(cpu="exclusive")
+    template: Any = {"metadata": inner["metadata"], "spec": inner["spec"]}
+    machine = machine_of(template)
+    (warning,) = review_vm(Kind.VM, machine, Settings()).warnings
+    assert warning.field == "spec.template.metadata.annotations[cpu-manager.corepin.io/pod]"
+    machine["spec"]["instancetype"] = {}  # type: ignore[index]
+    assert review_vm(Kind.VM, machine, Settings()).warnings == ()
+
+
 def test_templates_and_updates() -> None:
     """A cause names the template's field, and a machine admitted earlier may be edited elsewhere."""
     inner = vmi(smt="isolate")
