@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.contract import NEAR_CPUS
 from pinning.pods.quantity import parse_quantity
-from pinning.pods.resources import Role, is_foreign, is_quantity
+from pinning.pods.resources import is_foreign, is_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,12 +42,11 @@ def near_resource(resource: str) -> str:
     return NEAR_CPUS + name
 
 
-def device_resources(listed: Iterable[Member], container: Member) -> tuple[str, ...]:
-    """Return the resources of the devices that a container is placed beside, sorted; `listed` are its pod's containers.
+def device_resources(having: Iterable[Member]) -> tuple[str, ...]:
+    """Return the resources of the devices that containers have, sorted.
 
-    The kubelet names no devices of an ordinary init container: it is placed beside those of the other containers.
+    The kubelet names no devices of an ordinary init container: it is placed beside those of all containers of its pod.
     """
-    having = listed if container.role is Role.INIT else (container,)
     return tuple(
         sorted(
             {

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 SETTINGS: Final = load_settings(
-    b"sidecarLimits: claims\nnodeShapes: [{name: small, cores: 4, threadsPerCore: 2}]"
+    b"""
+sidecarLimits: claims
+nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}]
+numaCPUs: true
+nearCPUs: true
+requiredPlugins: true
+gate: true
+gateImage: example.com/corepin
+"""
 )
 METRICS: Final = Metrics()
 JUDGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {

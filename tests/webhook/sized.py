@@ -18,7 +18,7 @@ RESOURCES: Final[tuple[dict[str, Any], ...]] = (
 )
 POD_INPUTS: Final = (
     "containers", "init", "names", "ghosts", "keys", "scopes", "named", "limits", "others", "values", "ranged",
-    "mutate", "env", "preset", "mounts", "volumes", "tolerations", "amounts", "labels", "selectors",
+    "mutate", "env", "preset", "mounts", "volumes", "tolerations", "amounts", "devices", "labels", "selectors",
 )  # fmt: skip
 MACHINE_INPUTS: Final = (
     "features", "policies", "mask", "members", "depth", "disks", "text", "ghosts", "keys", "others", "amounts",
@@ -35,7 +35,8 @@ def pod(size: Mapping[str, int], mark: str, labels: dict[str, str] = LAUNCHER) -
         "volumeMounts": [{"name": "v", "mountPath": f"/m{at}"} for at in range(count["mounts"])],
     }
     members[0]["resources"] = {
-        "limits": {CORES: "1", "cpu": f"{len(mark) + 1}m"},
+        "limits": {CORES: "1", "cpu": f"{len(mark) + 1}m"}
+        | {f"example.com/d{at}": "1" for at in range(count["devices"])},
         "requests": {CORES: "1"} | {f"example.com/r{at}": "1" for at in range(count["amounts"])},
     }
     members[0]["env"] += [{"name": "CMK_NUM_CORES", "value": f"{at}"} for at in range(count["preset"])]
@@ -74,6 +75,7 @@ def _annotations(count: Mapping[str, int], mark: str, names: list[str]) -> dict[
         f"numa-policy.corepin.io/container.{mark}{long}": "packed",
         "numa-policy.corepin.io/pod": mark + "w" * count["values"],
         "numa-memory.corepin.io/pod": "bind",
+        "device-policy.corepin.io/pod": "require",
         "sidecar-limits.corepin.io/pod": "true",
         "kubernetes.io/limit-ranger": f"LimitRanger plugin set: {ranged}",
         "cmk.intel.com/mutate": mark + "m" * count["mutate"],

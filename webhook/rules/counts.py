@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pinning.contract import (
     CMK_NUM_CORES,
@@ -28,6 +28,7 @@ from pinning.contract import (
     SMTPolicy,
 )
 from pinning.errors import Cause
+from pinning.lazy import lazy
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.near_counts import MOST_KINDS, device_resources, near_resource
 from pinning.pods.quantity import parse_quantity, whole
@@ -35,7 +36,7 @@ from pinning.pods.resources import COMPUTE, Role, shown, states
 from webhook.rules.injection import Counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pinning.pods.annotations import PolicyAnnotations
     from pinning.pods.claims import PodClaims
@@ -84,30 +85,12 @@ if TYPE_CHECKING:
 
 def counts_of_pod(pod_claims: PodClaims, settings: Settings) -> Mapping[str, tuple[Counted, ...]]:
     """Return the extended resources to add to the containers of a pod, by container."""
-    counts_pool = _counts_pools(pod_claims.policies, settings)
-    counted, needed = partial(_counted, pod_claims, settings), partial(_needs, pod_claims, settings=settings)
-    found = _by_container(pod_claims, counted, needed, counts_pool=counts_pool)
+    counts_pool, needs = _counts_pools(pod_claims.policies, settings), _Needs(pod_claims, settings)
+    found = _by_container(pod_claims, needs.counted, needs.possible, counts_pool=counts_pool)
     return {
         container: tuple([Counted(need.resource, need.least) for need in needs])
         for container, needs in found.items()
     }
-
-
-def _counted(pod_claims: PodClaims, settings: Settings, claim: Claim) -> list[Need]:
-    """Return the extended resources that corepin adds for a claim, with their amounts."""
-    found = []
-    if claim.origin is Origin.CMK:
-        found.append(_exactly(CMK_NUM_CORES, claim.count))
-    elif claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
-        found.append(_exactly(ISOLATED_CORES, claim.count))
-    elif claim.smt is SMTPolicy.REQUIRE and settings.whole_cores and (threads := settings.threads):
-        found.append(_exactly(WHOLE_CORES, -(-claim.count // threads)))
-    if settings.numa_cpus and _is_of_one_node(claim):
-        found.append(_exactly(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
-    if settings.near_cpus:
-        near = _near(pod_claims, claim, settings)
-        found += [_exactly(resource, _cpus(claim, settings.threads or 1)) for resource in near]
-    return found
 
 
 def _exactly(resource: str, amount: int) -> Need:
@@ -225,7 +208,7 @@ def wrong_counts(pod_claims: PodClaims, settings: Settings, remedy: str = REMOVE
 
 def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterator[Cause]:
     """Warn that a resize does not change the extended resources by which the scheduler counts the container."""
-    was = _by_container(before, partial(_needs, before, settings=settings))
+    was = _by_container(before, _Needs(before, settings).possible)
     together = dict(_together(after, settings))
     wrong = ((member, need) for member, need, _ in miscounted(after, settings))
     for member, need in chain(wrong, _missing(after, settings)):
@@ -247,7 +230,7 @@ def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, 
     if not pod_claims.budget:
         return
     lasting = [member for member in pod_claims.members if member.role is not Role.INIT]
-    needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    needs = _by_container(pod_claims, _Needs(pod_claims, settings).possible)
     for need in _added(need for member in lasting for need in needs.get(member.name, ())):
         given = sum(whole(member.requests.get(need.resource, 0)) or 0 for member in lasting)
         yield need.resource, GROWN if given < need.least else SHRUNK if given > need.most else ""
@@ -264,8 +247,7 @@ def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Memb
     """Yield the containers that request another amount of a resource than their claims take, with that amount."""
     if not requests_counts(pod_claims):
         return
-    needs_of = partial(_needs, pod_claims, settings=settings)
-    for container, needs in _by_container(pod_claims, needs_of).items():
+    for container, needs in _by_container(pod_claims, _Needs(pod_claims, settings).possible).items():
         member = pod_claims.member_called(container)
         for need in needs:
             given = member.requests.get(need.resource)
@@ -280,7 +262,7 @@ def requests_counts(pod_claims: PodClaims) -> bool:
 
 def needing(pod_claims: PodClaims, settings: Settings) -> frozenset[tuple[str, str]]:
     """Return pairs of a container and a resource that can count its claim."""
-    needs = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    needs = _by_container(pod_claims, _Needs(pod_claims, settings).possible)
     return frozenset((container, need.resource) for container, listed in needs.items() for need in listed)
 
 
@@ -289,7 +271,7 @@ def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member
 
     Only resources are checked that another container of the pod requests, or that corepin would add to a new pod.
     """
-    found = _by_container(pod_claims, partial(_needs, pod_claims, settings=settings))
+    found = _by_container(pod_claims, _Needs(pod_claims, settings).possible)
     if not found:
         return
     counted = counts_of_pod(pod_claims, settings)
@@ -302,32 +284,71 @@ def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member
                 yield pod_claims.member_called(container), need
 
 
-def _needs(pod_claims: PodClaims, claim: Claim, settings: Settings) -> Iterator[Need]:
-    """Yield the resources that can count a claim, whether corepin adds them or not."""
-    count = claim.count
-    if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.ISOLATE:
-        yield Need(ISOLATED_CORES, claim.smt, count, count)
-    if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.REQUIRE:
-        cores = -(-count // settings.threads) if settings.threads else None
-        yield Need(WHOLE_CORES, claim.smt, cores or 1, cores or count)
-    if _is_of_one_node(claim):
-        yield Need(NUMA_CPUS, NUMAPolicy.SINGLE, count, _cpus(claim, MOST_THREADS))
-    for resource in _near(pod_claims, claim, settings):
-        yield Need(resource, _REQUIRED, count, _cpus(claim, MOST_THREADS))
+class _Needs:
+    """The resources that the claims of one pod take.
 
-
-def _near(pod_claims: PodClaims, claim: Claim, settings: Settings) -> tuple[str, ...]:
-    """Return the resources that count a claim's CPUs beside devices; none if the CPUs need not be beside devices.
-
-    None for a pod's pool either, which is not placed beside devices, nor for CMK's other pool, whose CPUs agents do not
-    publish.
+    The devices of the whole pod, beside which its init containers run, are read once for all of them.
     """
-    is_near = claim.devices is DevicePolicy.REQUIRE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
-    if not is_near or claim.origin is Origin.POOL:
-        return ()
-    devices = device_resources(pod_claims.members, pod_claims.member_of(claim))
-    counted = (near_resource(it) for it in devices if not _is_ignored(it, settings))
-    return tuple(dict.fromkeys(name for name in counted if name))[:MOST_KINDS]
+
+    def __init__(self, pod_claims: PodClaims, settings: Settings) -> None:
+        self._pod_claims, self._settings = pod_claims, settings
+
+    def counted(self, claim: Claim) -> list[Need]:
+        """Return the extended resources that corepin adds for a claim, with their amounts."""
+        found, settings = [], self._settings
+        if claim.origin is Origin.CMK:
+            found.append(_exactly(CMK_NUM_CORES, claim.count))
+        elif claim.smt is SMTPolicy.ISOLATE and settings.isolated_cores:
+            found.append(_exactly(ISOLATED_CORES, claim.count))
+        elif claim.smt is SMTPolicy.REQUIRE and settings.whole_cores and (threads := settings.threads):
+            found.append(_exactly(WHOLE_CORES, -(-claim.count // threads)))
+        if settings.numa_cpus and _is_of_one_node(claim):
+            found.append(_exactly(NUMA_CPUS, _cpus(claim, settings.threads or 1)))
+        if settings.near_cpus:
+            cpus = _cpus(claim, settings.threads or 1)
+            found += [_exactly(resource, cpus) for resource in self._near(claim)]
+        return found
+
+    def possible(self, claim: Claim) -> Iterator[Need]:
+        """Yield the resources that can count a claim, whether corepin adds them or not."""
+        count, settings = claim.count, self._settings
+        if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.ISOLATE:
+            yield Need(ISOLATED_CORES, claim.smt, count, count)
+        if claim.origin is not Origin.CMK and claim.smt is SMTPolicy.REQUIRE:
+            cores = -(-count // settings.threads) if settings.threads else None
+            yield Need(WHOLE_CORES, claim.smt, cores or 1, cores or count)
+        if _is_of_one_node(claim):
+            yield Need(NUMA_CPUS, NUMAPolicy.SINGLE, count, _cpus(claim, MOST_THREADS))
+        for resource in self._near(claim):
+            yield Need(resource, _REQUIRED, count, _cpus(claim, MOST_THREADS))
+
+    def _near(self, claim: Claim) -> tuple[str, ...]:
+        """Return the resources that count a claim's CPUs beside devices; none if the CPUs need not be beside devices.
+
+        None for a pod's pool either, which is not placed beside devices, nor for CMK's other pool, whose CPUs agents do
+        not publish.
+        """
+        is_near = claim.devices is DevicePolicy.REQUIRE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
+        if not is_near or claim.origin is Origin.POOL:
+            return ()
+        if claim.role is Role.INIT:
+            return self._beside_all
+        return self._beside([self._pod_claims.member_of(claim)])
+
+    @lazy
+    def _beside_all(self: Any) -> tuple[str, ...]:
+        found: tuple[str, ...] = self._beside(self._pod_claims.members)
+        return found
+
+    def _beside(self, having: Sequence[Member]) -> tuple[str, ...]:
+        """Return the resources that count CPUs beside the devices of these containers, the first ones by name."""
+        counted: dict[str, None] = {}
+        for resource in device_resources(having):
+            if len(counted) == MOST_KINDS:
+                break
+            if not _is_ignored(resource, self._settings) and (name := near_resource(resource)):
+                counted[name] = None
+        return tuple(counted)
 
 
 def _is_ignored(resource: str, settings: Settings) -> bool:
