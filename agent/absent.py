@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agent.interfaces import NewContainer, PassedContainer, RuntimeContainer
-    from agent.node_state import NodeState
+    from agent.node_state import LastUpdate, NodeState
     from agent.vm_interfaces import BootScope, ConfinedBoot, VMPinned, VMPlace
     from pinning.contract import PoolUse
     from pinning.guests.masks import VMMasks, VMSeen
@@ -62,6 +62,10 @@ class NoContainerWatch:
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None, because this watch starts no containers."""
+        return None
+
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return None, because no runtime asks."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from agent.claim_interfaces import DeviceClaims
-    from agent.node_state import NodeState, StartWay
+    from agent.node_state import LastUpdate, NodeState, StartWay
     from agent.vm_interfaces import BootingMachines, VirtualMachines
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
@@ -296,6 +296,10 @@ class ContainerWatch(Protocol):
         """Return the CPUs that a container got from the table at its start; None: it got none, or this is unknown."""
         ...
 
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return the last update of a container's resources; None if the runtime does not ask about updates."""
+        ...
+
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch the cgroups above these containers and their pods, and the pod roots. Raises Refused."""
         ...
@@ -312,9 +316,8 @@ class ContainerWatch(Protocol):
 class StartState(NamedTuple):
     """The start state of a container."""
 
-    seconds: (
-        float | None
-    )  # age of its oldest process, at first the runtime's own; None: there is none, or it is not known
+    # age of its oldest process, at first the runtime's own; None: there is none, or it is not known
+    seconds: float | None
     has_begun: bool  # whether its command runs, or may run
 
 
@@ -343,8 +346,7 @@ class HeldCPUs(NamedTuple):
     """A container's CPUs on a node where another program allocates them."""
 
     cpus: CPUSet
-    # whether that program reports them as exclusive; None: unknown, because `cpus` are those of the cpuset
-    is_exclusive: bool | None
+    is_exclusive: bool | None  # None: unknown, because `cpus` are those of the cpuset
 
 
 class ObservedCPUs(Protocol):

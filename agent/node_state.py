@@ -182,6 +182,14 @@ class ListingFault(NamedTuple):
         return f"{self.reason}; the largest are those of {', '.join(map(str, self.largest))}"
 
 
+class LastUpdate(NamedTuple):
+    """The last update of a container's resources about which the runtime asked the agent over NRI."""
+
+    connection: int  # number of the connection; an update between two connections is not seen
+    number: int  # of the container's updates in this connection; 0: none yet
+    cpus: str  # the cpuset that the runtime applies and records; empty: unchanged
+
+
 class StartWay(NamedTuple):
     """How the agent sets the CPUs of new containers."""
 

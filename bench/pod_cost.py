@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 BYSTANDERS: Final = 5
 REST_SECONDS: Final = 0.3  # between two changes, so that each is handled before the next
 IDLE_SECONDS: Final = 65.0  # two sweeps
+APART_SECONDS: Final = 12.0  # until CPUs that came back are in the runtime's records too
 NANOSECONDS: Final = 1e9
 
 
@@ -76,16 +77,18 @@ class CountedAgent(AgentProcess):
 class Cost:
     """Cost of a number of pods."""
 
-    def __init__(self, name: str, pods: int, counts: Counter[str], cpu: float) -> None:
+    def __init__(self, name: str, pods: int, counts: Counter[str], cpu: float, shims: float) -> None:
         self.name = name
         self.pods = pods
         self.counts = counts
         self.cpu = cpu
+        self.shims = shims  # CPU time of the shims of the other containers
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the table."""
         calls = sum(number for what, number in self.counts.items() if what.startswith("call "))
         yield f"{self.name}: {self.cpu / self.pods * 1e3:.1f} ms of CPU time, {calls / self.pods:.2f} calls of the runtime"
+        yield f"    CPU time of the others' shims and runc {self.shims / self.pods * 1e3:.1f} ms"
         for what, number in sorted(self.counts.items()):
             yield f"    {what:34}{number / self.pods:8.2f}"
 
@@ -116,14 +119,33 @@ def remove(node: ContainerdNode, name: str) -> None:
 
 
 def measure(
-    node: ContainerdNode, agent: CountedAgent, pods: int, live: Callable[[ContainerdNode, str], None]
+    node: ContainerdNode,
+    agent: CountedAgent,
+    pods: int,
+    live: Callable[[ContainerdNode, str], None],
+    pause: float = 0.0,
 ) -> Cost:
-    """Start and end this many pods, one after the other."""
+    """Start and end this many pods, one after the other, each followed by a pause in seconds."""
     live(node, "first")
-    counts, cpu = agent.counts(), agent.cpu_seconds()
+    time.sleep(pause)
+    counts, cpu, before = agent.counts(), agent.cpu_seconds(), shim_seconds()
     for number in range(pods):
         live(node, f"pod-{number}")
-    return Cost(f"{live.__name__} pod", pods, agent.counts() - counts, agent.cpu_seconds() - cpu)
+        time.sleep(pause)
+    shims = sum(after - before[pid] for pid, after in shim_seconds().items() if pid in before)
+    name = f"{live.__name__} pod" + (f", {pause:.0f} s apart" if pause else "")
+    return Cost(name, pods, agent.counts() - counts, agent.cpu_seconds() - cpu, shims)
+
+
+def shim_seconds() -> dict[int, float]:
+    """Return the CPU time of each shim of containerd by pid, with that of the programs that it executed (`runc update`)."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process exits
+            name, _, rest = (process / "stat").read_text().rpartition(")")
+            if name.endswith("(containerd-shim"):  # the kernel keeps 15 characters
+                found[int(process.name)] = sum(map(int, rest.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def idle(node: ContainerdNode, agent: CountedAgent, seconds: float) -> str:
@@ -152,6 +174,7 @@ def main() -> None:
     """Print the cost of pods."""
     parser = argparse.ArgumentParser(prog="python -m bench.pod_cost", description=__doc__)
     parser.add_argument("--pods", type=int, default=20, help="of each kind; default: 20")
+    parser.add_argument("--apart", type=int, default=2, help="owners with a long pause between; default: 2")
     parser.add_argument("--idle-pods", type=int, nargs="*", default=[6, 110])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, counted_node(Path(name)) as (node, agent):
@@ -161,6 +184,8 @@ def main() -> None:
         for live in (plain, owner):
             for line in measure(node, agent, args.pods, live).lines():
                 print(line, flush=True)
+        for line in measure(node, agent, args.apart, owner, APART_SECONDS).lines():
+            print(line, flush=True)
         for count in args.idle_pods:
             while len(node.containers) < count:
                 node.add(f"bystander-{len(node.containers)}")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.interfaces import Owners
+    from agent.node_state import LastUpdate
     from pinning.machine.cpuset import CPUSet
     from pinning.planning.start_table import StartTable
 
@@ -52,6 +53,10 @@ class CgroupWatcher:
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None, because this watch starts no containers."""
+        return None
+
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return None, because no runtime asks."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone
-from agent.node_state import ListingFault, StartWay
+from agent.node_state import LastUpdate, ListingFault, StartWay
 from agent.node_state import Path as Way
 from agent.nri.plugin import NAME
 from agent.nri.wire import Client, Status
@@ -181,6 +181,12 @@ class NriContainerWatch:
         started = self._plugin.started.get(container_id)
         return started.cpus if started else None
 
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return the last update of a container's resources; None while the runtime does not ask."""
+        if not self.holds:
+            return None
+        return LastUpdate(self._plugin.connections, *self._plugin.last_update(container_id))
+
     def follow(self, cgroups: Iterable[str]) -> None:
         """Watch the cgroups too, because NRI may miss a container, or its CPUs may be reassigned. Raises Refused."""
         self._cgroups.follow(cgroups)
@@ -220,7 +226,7 @@ class NriContainerWatch:
         self._plugin.validates = status.validates
         self._plugin.asked(is_asked=status.is_connected and self._plugin.table is not None)
         if self._was_connected and not status.is_connected:
-            self._plugin.doubt_last_answer()
+            self._plugin.disconnected()
         self._was_connected = status.is_connected
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._log_and_notify, status)

@@ -87,6 +87,9 @@ class Plugin:
         self.unsettled: set[str] = set()
         # pids and cgroupsPaths of first processes, by container id, from before the start until the removal
         self._first_processes: dict[str, tuple[int, str]] = {}
+        self.connections = 0  # number of connections that ended
+        # updates in this connection by container id: their number, and the cpuset of the last one
+        self._updates: dict[str, tuple[int, str]] = {}
         self._unseen: dict[str, StartedContainer] = {}  # containers that no pass has observed yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
@@ -168,16 +171,26 @@ class Plugin:
     ) -> pb.UpdateContainerResponse:
         """Return an update with the container's CPUs if the request has others; none in a conflict."""
         answer = pb.UpdateContainerResponse()
-        table = self.table
-        if table is None or self._in_vm(pod.runtime_handler):
-            return answer
-        owner = Owner(pod.uid, container.name)
-        busy, asked = self._busy(table), resources.cpu.cpus
-        cpus = table.corrected(owner, container.id, asked, namespace=pod.namespace, busy=busy)
+        asked = resources.cpu.cpus
+        cpus = self._corrected(pod, container, asked)
+        number, _ = self.last_update(container.id)
+        self._updates[container.id] = number + 1, str(cpus) if cpus else asked
         if cpus:
             update = answer.update.add(container_id=container.id)
             update.linux.resources.cpu.cpus = str(cpus)
         return answer
+
+    def _corrected(self, pod: pb.PodSandbox, container: pb.Container, asked: str) -> CPUSet:
+        """Return the cpuset to apply instead of `asked`; empty if `asked` is right, or the container is left alone."""
+        table = self.table
+        if table is None or self._in_vm(pod.runtime_handler):
+            return EMPTY
+        owner = Owner(pod.uid, container.name)
+        return table.corrected(owner, container.id, asked, namespace=pod.namespace, busy=self._busy(table))
+
+    def last_update(self, container_id: str) -> tuple[int, str]:
+        """Return how many updates of a container this connection asked about, and the cpuset that the last one applied."""
+        return self._updates.get(container_id, (0, ""))
 
     def validate(self, request: pb.ValidateContainerAdjustmentRequest) -> str:
         """Admit every container, and record other plugins that set cpusets.
@@ -226,11 +239,13 @@ class Plugin:
             if home and not self._put(container.pid, home):
                 self.unsettled.add(container.id)
 
-    def doubt_last_answer(self) -> None:
-        """Discard the last answer unless the runtime confirmed it or a pass has observed its container.
+    def disconnected(self) -> None:
+        """Forget the updates, and the last answer unless the runtime confirmed it or a pass has observed its container.
 
         A runtime disconnects a plugin that is too slow, and creates the container without its answer.
         """
+        self.connections += 1
+        self._updates = {}
         table = self.table
         if table is None or self._answered not in table.seen:
             self._forget(self._answered)
@@ -239,6 +254,7 @@ class Plugin:
     def _forget(self, container_id: str) -> None:
         self.started.pop(container_id, None)
         self._first_processes.pop(container_id, None)
+        self._updates.pop(container_id, None)
         self.unsettled.discard(container_id)
         if self._unseen.pop(container_id, None):
             self._judged = None

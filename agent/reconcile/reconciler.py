@@ -166,7 +166,7 @@ class Reconciler:
         self.between_passes = BetweenPasses(
             interfaces, self.observer, self.vms, clock, self._foreign_writes, self._starts, request_pass
         )
-        self.runtime_sync = RuntimeSync(interfaces.runtime, self.between_passes.runtime_wrote)
+        self.runtime_sync = RuntimeSync(interfaces, self.between_passes.runtime_wrote, trigger.agenda)
         self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms, interfaces.cgroups.watch]
         self._applier = Applier(interfaces, self.observer.sandboxes, self.runtime_sync, clock, metrics)
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
@@ -291,6 +291,7 @@ class Reconciler:
         run_sets = plan.run_sets if writes else None
         self._starts.planned(run_sets, observed.pods, self.observer.host_classes)
         records, sandboxes = self.observer.records, self.observer.sandboxes
+        self.runtime_sync.doubt(self.observer.rewritten)
         self.observer.note_planned(observed, plan)
         self.between_passes.may_gather = writes and observed.is_complete and self._watched.pins_new
         waiting = sandboxes.waiting(self._clock.monotonic())

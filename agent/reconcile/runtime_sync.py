@@ -3,6 +3,11 @@
 A runtime with a stale record would restore the old cpuset at its next change of the container. Two calls run at a time,
 and only the newest cpuset of a container is sent. No cgroup is written while a call for its container is in flight,
 because the older cpuset could overwrite the newer one.
+
+Each call makes the runtime execute a program (`runc update`). So a container that only gets CPUs back is sent late:
+if they are taken again in the meantime, the record is right without any call. Until then the record lacks CPUs, but
+has none of others. This needs a runtime that asks the agent about each update, over NRI: then the agent knows the
+record, and an update by another program gets the present cpuset.
 """
 
 from __future__ import annotations
@@ -18,12 +23,16 @@ from apiserver.backoff import Backoff
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from agent.interfaces import Runtime
+    from agent.interfaces import Interfaces
+    from agent.node_state import LastUpdate
+    from agent.reconcile.agenda import Agenda
     from agent.reconcile.container_record import ContainerRecord
     from pinning.machine.cpuset import CPUSet
 
 IN_FLIGHT: Final = 2
 CALL_SECONDS: Final = 10.0  # a stuck runtime must not block a container's cgroup for longer
+LATE_SECONDS: Final = 10.0  # from a move to more CPUs until the runtime has it
+RECORDS: Final = "records of the runtime"  # key of the late updates on the agenda
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +41,21 @@ class RuntimeSync:
     """Sends the cpusets of running containers to the runtime, two calls at a time."""
 
     def __init__(
-        self, runtime: Runtime, wrote: Callable[[str], None], backoff: Backoff | None = None
+        self,
+        interfaces: Interfaces,
+        wrote: Callable[[str], None],
+        agenda: Agenda,
+        backoff: Backoff | None = None,
     ) -> None:
-        self._runtime = runtime
+        self._runtime = interfaces.runtime
+        self._last_update = interfaces.container_watch.last_update
+        self._agenda = agenda
+        agenda.add_short(RECORDS, self.send_late)
         self._wrote = wrote  # called with the id of every container whose cpuset the runtime wrote
         self._backoff = backoff or Backoff(0.2, 10.0)
         self._wanted: dict[str, CPUSet] = {}
+        self._late: dict[str, CPUSet] = {}  # supersets of the record, sent with the next late updates
+        self._recorded: dict[str, tuple[CPUSet, LastUpdate]] = {}  # valid while no other update was seen
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._flying: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
@@ -46,11 +64,47 @@ class RuntimeSync:
         self._free.set()
 
     def want(self, container_id: str, cpus: CPUSet) -> None:
-        """Queue a cpuset for the runtime; a later set replaces an earlier one."""
+        """Queue a cpuset for the runtime; a later set replaces an earlier one.
+
+        A superset of the record is sent late, and one that the runtime has recorded is not sent.
+        """
+        self._late.pop(container_id, None)
+        recorded = self._record(container_id)
+        if recorded is None or not recorded <= cpus:
+            self._send(container_id, cpus)
+            return
+        self._wanted.pop(container_id, None)
+        if recorded != cpus:
+            self._late[container_id] = cpus
+            self._agenda.within(RECORDS, LATE_SECONDS)
+
+    def send_late(self) -> None:
+        """Queue the sets that were held back, and drop the records of removed containers."""
+        self._recorded = {key: known for key, known in self._recorded.items() if self._record(key)}
+        late, self._late = self._late, {}
+        for container_id, cpus in late.items():
+            self._send(container_id, cpus)
+
+    def _send(self, container_id: str, cpus: CPUSet) -> None:
         if container_id not in self._wanted:
             self._queue.put_nowait(container_id)
         self._wanted[container_id] = cpus
         self._idle.clear()
+
+    def _record(self, container_id: str) -> CPUSet | None:
+        """Return the cpuset that the runtime has recorded; None: not known."""
+        recorded = self._recorded.get(container_id)
+        return recorded[0] if recorded and recorded[1] == self._last_update(container_id) else None
+
+    def doubt(self, rewritten: Iterable[ContainerRecord]) -> None:
+        """Forget the record of containers whose cpuset another program wrote, which may be the runtime itself.
+
+        The pass sends a cpuset that it repairs. In a conflict it repairs none, and a late update must not either.
+        """
+        for record in rewritten:
+            self._recorded.pop(record.seen.id, None)
+            if record.applied != record.wanted:
+                self._late.pop(record.seen.id, None)
 
     def assure(self, records: Iterable[ContainerRecord]) -> None:
         """Queue correct cpusets that this agent has not sent, once for each container.
@@ -66,6 +120,7 @@ class RuntimeSync:
     def forget(self, container_id: str) -> None:
         """Drop a set that reaches the runtime by another call."""
         self._wanted.pop(container_id, None)
+        self._late.pop(container_id, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -86,7 +141,8 @@ class RuntimeSync:
             await asyncio.wait([self._flying[container_id]])
 
     async def drained(self) -> None:
-        """Wait until the runtime has every set."""
+        """Send late updates at once, and wait until the runtime has every set."""
+        self.send_late()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -125,9 +181,12 @@ class RuntimeSync:
     async def _try(self, container_id: str, cpus: CPUSet) -> bool:
         """Call the runtime once; return whether no retry is needed."""
         facts = {"container": container_id, "cpus": str(cpus)}
+        before = self._last_update(container_id)
+        self._recorded.pop(container_id, None)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 await self._runtime.update_cpus(container_id, cpus)
+            self._note_record(container_id, cpus, before)
         except Gone:
             return True
         except Refused as error:
@@ -139,6 +198,12 @@ class RuntimeSync:
             )
             return False
         return True
+
+    def _note_record(self, container_id: str, cpus: CPUSet, before: LastUpdate | None) -> None:
+        """Keep the record if this call was the only update since `before`, and no other plugin's CPUs were applied."""
+        after = self._last_update(container_id)
+        if before and after == before._replace(number=before.number + 1, cpus=str(cpus)):
+            self._recorded[container_id] = cpus, after
 
 
 class CreatedUpdates:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.absent import NoOwners
-from agent.node_state import Path, StartWay
+from agent.node_state import LastUpdate, Path, StartWay
 from pinning.planning.observed import Owner, State
 
 if TYPE_CHECKING:
@@ -34,6 +34,27 @@ class FakeWatch:
     changed: Callable[[], None] = lambda: None
     puts_home: bool = True
     owners: Owners = field(default_factory=NoOwners)
+    connection: int = 0
+    updates: dict[str, LastUpdate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Count the updates of the node's runtime from now on."""
+        self.node.asked = self.asked
+
+    def asked(self, container_id: str, cpus: str) -> None:
+        """Record an update about which the runtime asks."""
+        before = self.last_update(container_id)
+        if before:
+            self.updates[container_id] = before._replace(number=before.number + 1, cpus=cpus)
+
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return the last update of a container; None while the runtime does not ask."""
+        return self.updates.get(container_id, LastUpdate(self.connection, 0, "")) if self.holds else None
+
+    def reconnect(self) -> None:
+        """Begin another connection, which knows no updates."""
+        self.connection += 1
+        self.updates.clear()
 
     @property
     def start_way(self) -> StartWay:

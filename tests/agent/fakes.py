@@ -136,6 +136,7 @@ class FakeRuntime:
         if self.lost:
             self.lost -= 1
             return
+        self.node.asked(container_id, str(cpus))
         self.node.records[container_id] = cpus
         if container.sandbox:
             self.node.kata.machines[container.sandbox].tell(container_id, cpus)
@@ -360,6 +361,7 @@ class FakeNode:
         self.tasks = FakeTasks(self)
         self.kata = Kata(self)
         self.container_watch: ContainerWatch = NoContainerWatch()  # container watch of the next agent
+        self.asked: Callable[[str, str], None] = lambda *_: None  # called with each update of the runtime
         self.kubelet: ObservedCPUs = NoObservedCPUs()  # kubelet's CPUs, as the next agent reads them
         self.wrappers: Wrappers = NoWrappers()  # wrappers of the next agent
         self.boots: BootingMachines = NoBootingMachines()  # booting machines of the next agent

@@ -14,7 +14,7 @@ import pytest
 from agent.absent import NoOwners
 from agent.errors import Gone
 from agent.interfaces import NewContainer
-from agent.node_state import LargeEnvironment, NodeState, StartWay
+from agent.node_state import LargeEnvironment, LastUpdate, NodeState, StartWay
 from agent.node_state import Path as Way
 from agent.nri.container_watch import SWITCH_SECONDS, EnvironmentSearch, NriContainerWatch, StartedOwners
 from agent.nri.plugin import COVERED_SECONDS, KEPT_SECONDS, Plugin
@@ -47,6 +47,10 @@ class Cgroups:
 
     def started(self, container_id: str) -> CPUSet | None:
         """Return None for every container."""
+        return None
+
+    def last_update(self, container_id: str) -> LastUpdate | None:
+        """Return None, because no runtime asks."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:

@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from agent.nri.plugin import KEPT_SECONDS, Plugin
+from agent.nri.plugin import KEPT_SECONDS
 from agent.nri.wire import CPUSET_CPUS, Event, Reject
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
 from pinning.machine.cpuset import CPUSet
-from pinning.planning.observed import Owner
-from pinning.planning.start_table import NOT_SEEN, StartTable, start_table
+from pinning.planning.start_table import NOT_SEEN
 from tests.agent.nri.fake_runtime import container, known, known_pod, pod
-from tests.pinning.world import EXCLUSIVE, Wish, World, one_pod, world
+from tests.agent.nri.planned_node import A, B, Node, node_with
+from tests.pinning.world import EXCLUSIVE, Wish, one_pod, world
 
 WHOLE = Wish("2", smt="require")
-A, B = pod("a"), pod("b")
-
-
-@dataclass
-class Node:
-    """A planned node with its plugin; pod `a` has the uid `uid-a` in the API and in the runtime."""
-
-    world: World
-    now: float = 0.0
-    put: list[tuple[int, str]] = field(default_factory=list)  # pid, and CPUs to which its threads were moved
-    is_settled: bool = True  # whether all threads could be moved
-    is_on_host: bool = True  # whether the host has the containers' cgroups
-    plugin: Plugin = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.plugin = Plugin(
-            lambda handler: "kata" in handler, lambda: self.now, self.move, lambda _: self.is_on_host
-        )
-        self.publish()
-
-    def move(self, pid: int, cpus: CPUSet) -> bool:
-        """Record to which CPUs a process is moved."""
-        self.put.append((pid, str(cpus)))
-        return self.is_settled
-
-    def publish(self, *, settled: bool = True) -> StartTable:
-        """Plan and publish the table; `settled` means that all writes of the plan are done."""
-        if settled:
-            self.world.run_all()
-        planned = self.world.plan()
-        table = start_table(planned, self.world.observe())
-        self.plugin.table = table
-        return table
-
-    def cpus(self, of: pb.PodSandbox, name: str = "c0") -> str:
-        """Create a container and return its cpuset."""
-        answer = self.plugin.create_container(of, container(name, of.name))
-        return answer.adjust.linux.resources.cpu.cpus
-
-
-def node_with(wish: Wish) -> Node:
-    """Return a node of 4 cores on which pod `a` holds the core 1,5."""
-    node = world(4)
-    node.add("uid-a", [wish])
-    return Node(node)
 
 
 @pytest.fixture
@@ -349,28 +304,6 @@ def test_only_a_removal_ends_a_container(node: Node, event: Event) -> None:
     assert "a-c0" in node.plugin.started
 
 
-@pytest.mark.parametrize(("asked", "corrected"), [("", "1,5"), ("0-7", "1,5"), ("1,5", None)])
-def test_update_keeps_a_container_on_its_cpus(node: Node, asked: str, corrected: str | None) -> None:
-    """An update with other CPUs is answered with the CPUs of the newest table, and with nothing else."""
-    update = node.plugin.update_container(
-        A, container("c0", "a"), pb.LinuxResources(cpu=pb.LinuxCPU(cpus=asked))
-    )
-    expected = pb.ContainerUpdate(container_id="a-c0")
-    if corrected is None:
-        assert not update.update
-        return
-    expected.linux.resources.cpu.cpus = corrected
-    assert list(update.update) == [expected]
-
-
-def test_container_in_conflict_is_not_corrected(node: Node) -> None:
-    """During a conflict the plugin does not correct updates of the container, and new containers still get their CPUs."""
-    table = node.publish()
-    node.plugin.table = replace(table, left_alone=frozenset({Owner("uid-a", "c0")}))
-    assert not node.plugin.update_container(A, container("c0", "a"), pb.LinuxResources()).update
-    assert node.cpus(A) == "1,5"
-
-
 @pytest.mark.parametrize("way", ["observing", "virtual machine"])
 def test_observed_and_vm_containers_are_not_changed(node: Node, way: str) -> None:
     """While the agent observes, and in virtual machines, creations and updates are not changed."""
@@ -464,7 +397,7 @@ def test_interrupted_creation_hints_at_no_plugin(node: Node) -> None:
     """A creation that a disconnect interrupted does not count as failed because of another plugin."""
     node.plugin.validates = True
     node.cpus(A)
-    node.plugin.doubt_last_answer()
+    node.plugin.disconnected()
     node.cpus(A)
     assert node.plugin.other_plugins == set()
 
@@ -473,7 +406,7 @@ def test_last_answer_is_discarded_when_the_connection_ends(node: Node) -> None:
     """When the connection ends the last answer is discarded, because the runtime may not have used it; others are kept."""
     node.cpus(A)
     node.cpus(B)
-    node.plugin.doubt_last_answer()
+    node.plugin.disconnected()
     assert node.plugin.started.keys() == {"a-c0"}
 
 
@@ -488,7 +421,7 @@ def test_confirmed_answer_is_not_discarded(node: Node, sign: str) -> None:
     else:
         table = node.publish()
         node.plugin.table = replace(table, seen={"a-c0": CPUSet.parse("1,5")})
-    node.plugin.doubt_last_answer()
+    node.plugin.disconnected()
     assert node.plugin.started.keys() == {"a-c0"}
 
 
