@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.agent.cri import containerd_config
 from tests.environments.cluster.place import KUBELET, RUNTIME, Place
 from tests.environments.cluster.start import _program, _write_network
 from tests.environments.guest.cluster import SECONDS
@@ -92,7 +93,11 @@ def start_node(stack: ExitStack, server: ApiServer) -> None:
 
 
 def start_runtime(stack: ExitStack, host: tuple[str, ...] = ()) -> Containerd:
-    """Start containerd, by a prefix of its command line; `stack` stops it."""
+    """Start containerd, by a prefix of its command line; `stack` stops it.
+
+    It waits long for the agent's plugin, because it would create a container without its CPUs after a timeout.
+    """
+    containerd_config.NRI_TIMEOUT = f"{SECONDS:.0f}s"
     RUNTIME.mkdir()
     _write_network(RUNTIME / "cni", PLACE)
     return stack.enter_context(start_containerd(VERSIONS[1], RUNTIME, host))
