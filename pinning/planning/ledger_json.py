@@ -6,7 +6,7 @@ Member names must not change, because checkpoints of earlier agents are read wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -34,18 +34,23 @@ VERSION: Final = 1
 
 
 def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
-    """Return the ledger as values that JSON can encode.
+    """Return the ledger as values that JSON can encode."""
+    return {
+        name: list(value) if isinstance(value, Iterator) else value
+        for name, value in ledger_members(ledger).items()
+    }
+
+
+def ledger_members(ledger: Ledger) -> dict[str, Any]:
+    """Return the same as `ledger_to_dict`, with iterators in place of lists, so that items are in memory one at a time.
 
     Pools of pods are beside the assignments, because earlier agents read these alone.
     """
-    saved: dict[str, Any] = {
-        "version": VERSION,
-        "assignments": [_assignment_to_dict(assignment) for assignment in ledger],
-    }
+    saved: dict[str, Any] = {"version": VERSION, "assignments": map(_assignment_to_dict, ledger)}
     if ledger.claims:
-        saved["claims"] = [grant_to_dict(ledger.claims[uid]) for uid in sorted(ledger.claims)]
+        saved["claims"] = (grant_to_dict(ledger.claims[uid]) for uid in sorted(ledger.claims))
     if ledger.pools:
-        saved["podPools"] = [_pool_to_dict(ledger.pools[uid]) for uid in sorted(ledger.pools)]
+        saved["podPools"] = (_pool_to_dict(ledger.pools[uid]) for uid in sorted(ledger.pools))
     return saved
 
 

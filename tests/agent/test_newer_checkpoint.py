@@ -10,10 +10,11 @@ from pathlib import Path
 from agent.config import AgentConfig
 from agent.kernel.machine import machine_id
 from agent.main import _work
-from agent.reconcile.checkpoint import Saved, write
+from agent.reconcile.checkpoint import Saved
 from corepin import cli
 from corepin.run.agent import _config
 from pinning.planning.ledger import Ledger
+from tests.agent.checkpoints import written
 from tests.environments.server.daemon import free_port
 from tests.pinning.machines import FLAT
 
@@ -60,7 +61,9 @@ def test_checkpoint_of_a_later_version_is_reported(tmp_path: Path) -> None:
     """The node gets only a condition, readiness fails with the reason, and the file is unchanged."""
     checkpoint = tmp_path / "checkpoint.json"
     needs = frozenset({"interrupts"})
-    checkpoint.write_bytes(write(Saved(machine_id(Path("/")), "b", FLAT, FLAT.online, Ledger(), needs=needs)))
+    checkpoint.write_bytes(
+        written(Saved(machine_id(Path("/")), "b", FLAT, FLAT.online, Ledger(), needs=needs))
+    )
     before = checkpoint.read_bytes()
 
     requests, ready = asyncio.run(waited(tmp_path))

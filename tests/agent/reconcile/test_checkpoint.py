@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tracemalloc
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,13 +25,17 @@ from agent.reconcile.checkpoint import (
     unknown_needs,
     write,
 )
+from pinning.contract import NUMAMemory
+from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.machine.topology import Topology
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import Owner
+from tests.agent.checkpoints import written
 from tests.pinning.machines import FLAT, WITHOUT_SMT
 from tests.pinning.world import Wish, World
+from tests.tables import table
 
 
 def saved(topology: Topology = FLAT, boot: str = "boot-1") -> Saved:
@@ -49,14 +55,14 @@ def settled(folder: StateDir) -> None:
 
 def test_checkpoint_is_read_as_it_was_written() -> None:
     """A checkpoint that is saved and loaded equals the original."""
-    assert read(write(saved()), "machine-1") == saved()
+    assert read(written(saved()), "machine-1") == saved()
 
 
 def test_devices_are_read_as_they_were_written() -> None:
     """Devices are saved inside the ledger, where earlier versions ignore them."""
     devices = {Owner("a", "c0"): (Device("nvidia.com/gpu", CPUSet([1])),), Owner("b", "c0"): ()}
     with_devices = replace(saved(), devices=devices)
-    content = write(with_devices)
+    content = written(with_devices)
     assert read(content, "machine-1").devices == devices
     assert "devices" in json.loads(content)["ledger"]
 
@@ -71,13 +77,56 @@ def test_checkpoint_of_an_earlier_agent_is_read() -> None:
         ("vms/virt-launcher-x/compute", "3,11", ""),
         ("default/log/log", "4", ""),
     ]
-    assert write(before) == content
+    assert written(before) == content
+
+
+@table(
+    "name, limit",
+    {
+        "plain": ("a", 2**30),
+        "escaped": ('"\\\n\x00\x1f/', 0),
+        "DEL": ("\x7f", 0),
+        "not ASCII": ("\u00e9\u2028\U0001f600", 0),
+        "lone surrogate": ("\ud800", 0),
+        "more than 64 bits": ("a", 2**64),
+    },
+)
+def test_any_text_and_number_is_read_as_it_was_written(name: str, limit: int) -> None:
+    """Characters that JSON may escape and large numbers have the text from which readers compute the checksum."""
+    before = saved()
+    held = next(iter(before.ledger))
+    claim = replace(held.claim, resource=name, numa_memory=NUMAMemory.BIND, memory_limit=limit)
+    ledger = before.ledger.change(replace(held, pod=name, claim=claim))
+    odd = replace(before, machine_id=name, ledger=ledger, needs=frozenset({"claims"}))
+    assert read(written(odd), name) == odd
+
+
+def test_ledger_is_written_item_by_item() -> None:
+    """A save needs as much memory for 800 claims as for 100: threads keep what they needed, and any of them may save."""
+    few, many = map(needed, (100, 800))
+    assert many < few + 2**14
+
+
+def needed(claims: int) -> int:
+    """Return the bytes of memory that writing this many claims takes for a moment."""
+    ledger = Ledger()
+    for number in range(claims):
+        part = ClaimPart("cpu", "cpudevnuma000", f"share-{number}", 1)
+        claim = DeviceClaim(f"uid-{number}", "default", f"claim-{number}", frozenset({"pod"}), (part,))
+        ledger = ledger.grant(ClaimGrant(claim, (CPUSet([number]),)))
+    large = replace(saved(), ledger=ledger)
+    with Path(os.devnull).open("wb") as file:
+        tracemalloc.start()
+        write(large, file)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return most
 
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 def test_checkpoint_with_a_flipped_bit_is_refused(at: int, bit: int) -> None:
     """A checkpoint with one flipped bit is refused, or has the same values as the original."""
-    content = bytearray(write(saved()))
+    content = bytearray(written(saved()))
     content[at % len(content)] ^= 1 << bit
     with suppress(Unusable):
         assert read(bytes(content), "machine-1") == saved()
@@ -86,7 +135,7 @@ def test_checkpoint_with_a_flipped_bit_is_refused(at: int, bit: int) -> None:
 @given(length=st.integers(0, 10**6))
 def test_truncated_checkpoint_is_refused(length: int) -> None:
     """A truncated checkpoint is refused, unless only the last line break is missing."""
-    content = write(saved())
+    content = written(saved())
     short = content[: length % (len(content) - 1)]
     with pytest.raises(Unusable):
         read(short, "machine-1")
@@ -117,19 +166,19 @@ def test_deep_nesting_is_refused() -> None:
 def test_checkpoint_of_another_machine_is_refused() -> None:
     """The error for the checkpoint of a cloned disk names both machine ids."""
     with pytest.raises(Unusable, match=r"machine-1.*machine-2"):
-        read(write(saved()), "machine-2")
+        read(written(saved()), "machine-2")
 
 
 def test_checkpoint_of_an_older_version_is_refused() -> None:
     """The error names the version found and the version that this agent writes."""
-    older = json.dumps({**json.loads(write(saved())), "version": 0}).encode()
+    older = json.dumps({**json.loads(written(saved())), "version": 0}).encode()
     with pytest.raises(Unusable, match=r"version 0.*writes version 1"):
         read(older, "machine-1")
 
 
 def newer(at: str = "top", **members: object) -> bytes:
     """Return a checkpoint with fields that only a later version has."""
-    body = json.loads(write(saved()))
+    body = json.loads(written(saved()))
     del body["version"], body["checksum"]
     (body if at == "top" else body["ledger"]).update(members)
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
@@ -151,8 +200,8 @@ def test_needs_are_written_only_if_not_empty() -> None:
     """`needs` is written only if it is not empty, because earlier agents refuse a file with this field."""
     needing = replace(saved(), needs=frozenset({"pools", "devices"}))
 
-    assert "needs" not in json.loads(write(saved()))
-    assert json.loads(write(needing))["needs"] == ["devices", "pools"]
+    assert "needs" not in json.loads(written(saved()))
+    assert json.loads(written(needing))["needs"] == ["devices", "pools"]
 
 
 def test_a_checkpoint_that_needs_a_later_version_is_kept(tmp_path: Path) -> None:

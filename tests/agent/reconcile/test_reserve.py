@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.reconcile.checkpoint import KEYS, NAME, Saved, read, write
+from agent.reconcile.checkpoint import KEYS, NAME, Saved, read
 from agent.reconcile.reconciler import Settings
 from agent.reconcile.reserve import start_config
 from pinning.contract import ReserveSource
@@ -18,6 +18,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.ledger_json import ledger_from_dict
 from pinning.planning.node_config import DEFAULT, NodeConfig, StaticPools
+from tests.agent.checkpoints import written
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO
 from tests.pinning.machines import FLAT
@@ -47,7 +48,7 @@ def saved(node: FakeNode) -> Saved:
 
 def resave(node: FakeNode, reserved: CPUSet | None) -> None:
     """Save the checkpoint with this reserve; None makes it a checkpoint of an earlier version."""
-    (node.folder / NAME).write_bytes(write(replace(saved(node), reserved=reserved)))
+    (node.folder / NAME).write_bytes(written(replace(saved(node), reserved=reserved)))
 
 
 def upgraded(node: FakeNode) -> str:

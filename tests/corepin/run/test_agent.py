@@ -13,13 +13,14 @@ from agent.kernel.machine import machine_id
 from agent.local.pods_dir import PodsDir
 from agent.main import _devices, reporters
 from agent.metrics import Metrics
-from agent.reconcile.checkpoint import Saved, StateDir, write
+from agent.reconcile.checkpoint import Saved, StateDir
 from apiserver.access import Access
 from apiserver.client import Api
 from corepin import cli
 from corepin.flags import variable
 from corepin.run.agent import _config
 from pinning.planning.ledger import Ledger
+from tests.agent.checkpoints import written
 from tests.pinning.machines import FLAT
 from webhook.config.settings import SidecarResources
 
@@ -155,10 +156,10 @@ def test_reset_leaves_a_checkpoint_of_a_later_version_alone(
 ) -> None:
     """A reset keeps a checkpoint of a later version, whose contents it does not know."""
     held = Saved(machine_id(Path("/")), "boot", FLAT, FLAT.online, Ledger(), needs=frozenset({"pools"}))
-    (tmp_path / "checkpoint.json").write_bytes(write(held))
+    (tmp_path / "checkpoint.json").write_bytes(written(held))
     message = failure(capsys, "--reset", "--state-dir", str(tmp_path), "--api-server", "https://127.0.0.1:1")
     assert "the checkpoint needs pools" in message
-    assert (tmp_path / "checkpoint.json").read_bytes() == write(held)
+    assert (tmp_path / "checkpoint.json").read_bytes() == written(held)
 
 
 def test_a_config_that_does_not_fit_the_machine_is_refused(
