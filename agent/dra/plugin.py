@@ -32,6 +32,9 @@ SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"
 PLUGIN_TYPE: Final = "DRAPlugin"
 MOST_CLAIMS: Final = 256  # claims in one request; a pod has at most 32
+# Files that are written at once: they are in memory. Each thread that ever wrote one keeps 0.1 MB, and the executor would
+# start up to 32 for a pod with many claims, or many pods.
+FILES_AT_ONCE: Final = 4
 TOO_MANY: Final = f"a request has at most {MOST_CLAIMS} claims: ask for the others in another one"
 
 logger = logging.getLogger(__name__)
@@ -76,6 +79,7 @@ class KubeletPlugin:
         self._trouble = ""
         # The newest task that writes or deletes the file of a claim, by uid.
         self._writing: dict[str, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(FILES_AT_ONCE)
 
     @property
     def endpoint(self) -> Path:
@@ -197,10 +201,16 @@ class KubeletPlugin:
         A call that the kubelet cancels still runs to its end before the next call for this claim begins; otherwise
         a late write could restore the file of an unprepared claim.
         """
-        task = asyncio.create_task(_after(self._writing.get(uid), work))
+        task = asyncio.create_task(self._after(self._writing.get(uid), work))
         self._writing[uid] = task
         task.add_done_callback(partial(self._written, uid))
         await asyncio.shield(task)
+
+    async def _after(self, before: asyncio.Task[None] | None, work: Callable[[], object]) -> None:
+        if before:
+            await asyncio.wait([before])
+        async with self._turns:
+            await asyncio.to_thread(work)
 
     def _written(self, uid: str, task: asyncio.Task[None]) -> None:
         """Forget a finished task; retrieve its error, which asyncio would log if the caller was cancelled."""
@@ -252,9 +262,3 @@ def _split(claims: Mapping[str, dra.Claim]) -> tuple[list[str], list[str]]:
     """Return the uids of the claims that are served, and of the claims above the limit."""
     uids = list(claims)
     return uids[:MOST_CLAIMS], uids[MOST_CLAIMS:]
-
-
-async def _after(before: asyncio.Task[None] | None, work: Callable[[], object]) -> None:
-    if before:
-        await asyncio.wait([before])
-    await asyncio.to_thread(work)

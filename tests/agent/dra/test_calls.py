@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 
 from agent.dra import dra_pb2 as dra
 from agent.dra.cdi import CDIFiles
-from agent.dra.plugin import MOST_CLAIMS
+from agent.dra.plugin import FILES_AT_ONCE, MOST_CLAIMS
 from pinning.dra.claims import ClaimGrant
 from tests.agent.dra.driver_node import Node, on
+from tests.agent.fakes import TURNS
 from tests.pinning.dra.claiming import uid_of
 
 X = dra.Claim(namespace="test", uid=uid_of("x"), name="x")
@@ -121,3 +123,43 @@ def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path)
         assert not node.driver.plugin._writing
 
     on(tmp_path, use)
+
+
+class CountingThreads(ThreadPoolExecutor):
+    """Threads that count the calls that have not ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0
+
+    def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
+        """Count a call, and run it in a thread."""
+        self.running += 1
+        future = super().submit(*arguments, **options)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: Future[Any]) -> None:
+        self.running -= 1
+
+
+def test_few_files_are_written_at_once(tmp_path: Path) -> None:
+    """A pod with many claims does not start many threads, each of which would keep memory."""
+
+    async def use(node: Node) -> None:
+        names = [f"c{number}" for number in range(3 * FILES_AT_ONCE)]
+        for name in names:
+            node.add(name, 1)
+        files = node.driver.plugin._files = SlowFiles(node.cdi)
+        threads = CountingThreads()
+        asyncio.get_running_loop().set_default_executor(threads)
+        preparing = asyncio.create_task(node.prepare(*names))
+        while len(node.driver.plugin._writing) < len(names):
+            await asyncio.sleep(0)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert threads.running == FILES_AT_ONCE
+        files.go_on.set()
+        assert {len(it.devices) for it in (await preparing).values()} == {1}
+
+    on(tmp_path, use, cpus=3 * FILES_AT_ONCE)
