@@ -92,6 +92,7 @@ class DRADriver:
         """Receive the ledger that a pass saved, and the reasons for claims without CPUs."""
         is_first = self.book.grants is None
         self.book.passed(ledger, waiting)
+        self._pods.share(ledger.claims)
         self.wakes.passed(ledger.claims)
         self._metrics.passed(len(ledger.claims), waiting.keys())
         if is_first:

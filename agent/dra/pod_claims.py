@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from agent.dra.reader import ClaimReader
+    from pinning.dra.claims import ClaimGrant
     from pinning.planning.observed import SeenPod
 
 PATIENCE_SECONDS: Final = 5.0  # timeout of a read, after which containers no longer wait for the claim
@@ -86,9 +87,12 @@ class PodClaims:
         """Read the claims of pods that are new, and forget those that no pod names."""
         wanted: dict[Key, frozenset[str]] = {}
         for pod in pods:
+            alone = frozenset((pod.uid,))
             for name in pod.claim_names if not pod.is_final else ():
                 key = pod.namespace, name
-                wanted[key] = wanted.get(key, frozenset()) | {pod.uid}
+                wanted[key] = wanted[key] | alone if key in wanted else alone
+        # Reads refer to sets of earlier passes, so equal ones stay, and are in memory once.
+        wanted |= {key: pods for key, pods in self._wanted.items() if wanted.get(key) == pods}
         self._wanted = wanted
         self._reader.keep_known(wanted)
         self._read = {key: read for key, read in self._read.items() if key in wanted}
@@ -97,6 +101,13 @@ class PodClaims:
         for key in self._repeats.keys() - wanted.keys():
             self._repeats.pop(key).cancel()
         self._queue_unread()
+
+    def share(self, grants: Mapping[str, ClaimGrant]) -> None:
+        """Refer to the ledger's claims where reads found equal ones, so that each claim is in memory once."""
+        for key, read in self._read.items():
+            grant = grants.get(read.claim.uid) if read.claim else None
+            if grant and grant.claim is not read.claim and grant.claim == read.claim:
+                self._read[key] = read._replace(claim=grant.claim)
 
     def _queue_unread(self) -> None:
         """Queue the unread claims; those whose read timed out come last in their namespaces."""

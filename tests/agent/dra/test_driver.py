@@ -66,6 +66,23 @@ def test_second_prepare_is_answered_from_the_ledger(tmp_path: Path) -> None:
     on(tmp_path, use)
 
 
+def test_claim_that_was_read_twice_is_kept_once(tmp_path: Path) -> None:
+    """After Prepare the claim that was read for its pod is the ledger's, and its pods are those of the first pass."""
+
+    async def use(node: Node) -> None:
+        node.add("x", 1)
+        node.pods = [pod("a", "x")]
+        node.run_pass()
+        while not node.driver.seen(node.pods, node.live).read:
+            await asyncio.sleep(0)
+        await node.prepare("x")
+        assert node.driver.seen(node.pods, node.live).known[UID] is node.ledger.claims[UID].claim
+        claims, key = node.driver._pods, ("test", "x")
+        assert claims._wanted[key] is claims._read[key].pods
+
+    on(tmp_path, use)
+
+
 def test_each_claim_of_a_request_has_its_own_answer(tmp_path: Path) -> None:
     """A claim of another driver and a missing one do not block the third."""
 
