@@ -33,8 +33,8 @@ SEVEN_CORES = GuestMachine("14,sockets=1,cores=7,threads=2", "6G", seconds=5400)
 TWO_NUMA_NODES = GuestMachine(
     "20,sockets=2,cores=8,threads=2,maxcpus=32", "6G", ("4G,cpus=0-15", "2G,cpus=16-31"), seconds=5400
 )
-# A CPU for each pod, and five for kubelet, runtime and agent. The boot takes one minute, the pods take five. With 109
-# pods most calls of an emulated kubelet exceed the agent's timeout.
+# A CPU for each pod, and five for kubelet, runtime and agent. The boot takes one minute, the pods take five. 109
+# pods take 20 minutes.
 MANY_CPUS = GuestMachine(
     "128,sockets=2,cores=64,threads=1",
     "6G",
