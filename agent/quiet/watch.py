@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,8 @@ class NoiseWatch:
     noise: Mapping[Owner, ContainerNoise] = field(default_factory=dict)
     _last: Sample | None = None
     _watched: dict[Owner, Watched] = field(default_factory=dict)
+    # Each thread that ever read the tables keeps their memory: 5 MB on 256 CPUs, and 37 with 4,000 interrupts.
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "noise"))
 
     @property
     def levels(self) -> Mapping[Owner, NoiseLevel]:
@@ -85,7 +88,7 @@ class NoiseWatch:
 
     async def measure(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
         """Return each container's noise since the last round, and the CPU time of this round in seconds."""
-        return await asyncio.to_thread(self._round, measured)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._round, measured)
 
     def _round(self, measured: tuple[Measured, ...]) -> tuple[dict[Owner, ContainerNoise], float]:
         began = self.cpu_time()

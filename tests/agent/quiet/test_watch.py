@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,25 @@ def test_containers_with_exclusive_cpus_are_counted() -> None:
 
     assert set(found) == {owner(WEB), Owner("two", "main")}
     assert found[owner(WEB)][1:4] == (CPUSet([3]), CPUSet([7]), "")
+
+
+def test_all_rounds_run_in_one_thread(counted: Counted) -> None:
+    """Rounds use no other free thread, because each would keep the memory of the tables that it read."""
+    used = set()
+
+    def cpu_time() -> float:
+        used.add(threading.get_ident())
+        return 0.0
+
+    async def rounds() -> None:
+        together = threading.Barrier(4)  # starts threads for other work
+        await asyncio.gather(*(asyncio.to_thread(together.wait, 30) for _ in range(4)))
+        for _ in range(8):
+            await counted.watch.count(STATE)
+
+    counted.watch.cpu_time = cpu_time
+    asyncio.run(rounds())
+    assert len(used) == 1
 
 
 def test_counts_are_reported_from_the_second_round_on(counted: Counted) -> None:
