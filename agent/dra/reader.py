@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -61,6 +62,7 @@ class ClaimReader:
         self._not_before: float | None = None
         # Why the API server failed at claims when they were read last. The next read of such a claim holds `_retry`.
         self._failures: dict[Key, str] = {}
+        self._reading: Counter[Key] = Counter()  # reads in progress, also of claims that no known pod names
         self._retry = asyncio.Lock()
         self._retry_backoff = Backoff(FIRST_SECONDS, LONGEST_SECONDS)
         self._next_retry = 0.0
@@ -90,12 +92,18 @@ class ClaimReader:
     async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated."""
         key = namespace, name
-        while True:
-            try:
-                return await (self._read_again(key) if key in self._failures else self._read(key))
-            except Failed as error:
-                self._failures[key] = str(error)
-                self._next_retry = self._clock() + self._retry_backoff.after(error)
+        self._reading[key] += 1
+        try:
+            while True:
+                try:
+                    return await (self._read_again(key) if key in self._failures else self._read(key))
+                except Failed as error:
+                    self._failures[key] = str(error)
+                    self._next_retry = self._clock() + self._retry_backoff.after(error)
+        finally:
+            self._reading[key] -= 1
+            if not self._reading[key]:
+                del self._reading[key]
 
     async def _read_again(self, key: Key) -> DeviceClaim | BadClaim | None:
         """Read a claim at which the API server failed last; raise Failed if it does so again."""
@@ -147,9 +155,13 @@ class ClaimReader:
         return self._failures.get((namespace, name), "")
 
     def keep_known(self, claims: Container[Key]) -> None:
-        """Forget all but these claims: those that pods name, at most 32 for each, bound the memory."""
+        """Forget all but these claims, and failures of reads in progress, which bounds the memory.
+
+        Pods name at most 32 claims each. A Prepare may read a claim before its pod is known.
+        """
         self._sizes = {key: size for key, size in self._sizes.items() if key in claims}
-        self._failures = {key: failure for key, failure in self._failures.items() if key in claims}
+        kept = (it for it in self._failures.items() if it[0] in claims or it[0] in self._reading)
+        self._failures = dict(kept)
 
     def _answered(self, key: Key) -> None:
         self._reached()

@@ -125,7 +125,11 @@ def test_prepare_that_is_late_names_the_failure() -> None:
 
     async def use(node: Node) -> None:
         node.api.bad |= {"c0"}
-        refused = await node.book.prepare("test", uid_of("c0"), "c0")
+        preparing = asyncio.create_task(node.book.prepare("test", uid_of("c0"), "c0"))
+        while not preparing.done():
+            await asyncio.sleep(0.01)
+            node.show()  # a pass; no pod that it shows names the claim
+        refused = await preparing
         assert isinstance(refused, RefusedPrepare)
         assert refused.message == f"claim test/c0 cannot be read: {REASON}"
 
