@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,3 +58,15 @@ def test_what_counts_coverage_runs_only_what_decides() -> None:
     others = re.findall(r"^start plain .*$", SCRIPT, re.MULTILINE)
     assert [("${decides[@]}" in line, "$serverless" in line) for line in counting] == [(True, True)]
     assert [("${decides[@]/#/--ignore=}" in line, "$serverless" in line) for line in others] == [(True, True)]
+
+
+def test_a_stopped_run_shows_how_far_each_queue_came() -> None:
+    """A run that is stopped prints what each unfinished queue had printed."""
+    functions = SCRIPT[SCRIPT.index("outputs=") : SCRIPT.index("failed=0")]
+    # The queue prints at the end as pytest does, when it is interrupted; then it has begun for certain.
+    queue = "trap 'echo 3 failed; exit 2' INT; echo ...F; kill -TERM $1; sleep 60 & wait"
+    script = f"{functions}\nbeside guest bash -c {shlex.quote(queue)} queue $$\njoin guest"
+    stopped = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True)
+    assert stopped.returncode == 143
+    assert stopped.stdout.split("\n") == ["...F", "3 failed", ""]
+    assert "the queue guest was not finished" in stopped.stderr
