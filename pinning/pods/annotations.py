@@ -103,9 +103,9 @@ class PolicyAnnotations:
 
     @property
     def causes(self) -> Iterator[Cause]:
-        """Annotations that cannot be read, family by family."""
+        """Errors of policy annotations, in the order of their families (`FAMILIES`)."""
         if self.is_crowded:
-            message = f"more than {MOST_POLICIES} annotations are policies of CPUs: remove those that name no container"
+            message = f"more than {MOST_POLICIES} CPU policy annotations: remove those that name no container"
             yield Cause("metadata.annotations", message, flaw=("crowded",))
         for family in (_CRANE_FAMILY, *FAMILIES):
             for key in self.keys.get(family, ()):
@@ -113,7 +113,7 @@ class PolicyAnnotations:
 
     @property
     def warnings(self) -> Iterator[Cause]:
-        """Annotations that a narrower one overrides."""
+        """Warning that Crane's annotation is overridden by corepin's, if the two differ."""
         crane, pod = _annotation(CRANE_CPU_MANAGER, CPUPolicy, self.annotations), self.cpu.pod
         if crane and pod and crane.value is not pod.value:
             message = f"{crane.value!s} is overruled by {pod.key}: {pod.value!s}; remove one of the two"

@@ -295,13 +295,13 @@ def _in_pool(pod_claims: PodClaims, users: Iterable[PoolUser]) -> PodClaims:
 
 
 def _first_limits(after: PodClaims, users: Iterable[PoolUser]) -> Iterator[Cause]:
-    """Warn about containers of a pool that get their first CPU limit: a LimitRange fills one in at any resize."""
+    """Warn about containers of a pool that get their first CPU limit: at each resize a LimitRange may fill one in."""
     for user in users:
         member, key = after.member_called(user.container), f"{CPU_MANAGER}/{CONTAINER_SCOPE}{user.container}"
         message = (
-            f"container {member.called} had no CPU limit until now, and a LimitRange fills in one at any resize: it stays in"
-            f" the pool of its pod if it runs there; annotate {key}: {CPUPolicy.EXCLUSIVE} to make it a slice, or"
-            f" {CPUPolicy.NONE} to keep it in the pool in any case"
+            f"container {member.called} had no CPU limit until now, and may have got this one from a LimitRange: it"
+            f" stays in the pool of its pod if it runs there; annotate {key}: {CPUPolicy.EXCLUSIVE} to give it CPUs of its"
+            f" own (a slice), or {CPUPolicy.NONE} to keep it in the pool in any case"
         )
         yield Cause(f"{member.path}.resources.limits[cpu]", message)
 
