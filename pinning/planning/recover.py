@@ -130,7 +130,7 @@ def _reported_pool(pod: SeenPod, claim: Claim, signs: _Signs) -> Iterator[Assign
 
 
 def _common(sets: Sequence[CPUSet]) -> CPUSet:
-    """Return the CPUs that are in all sets; none without any."""
+    """Return the CPUs that are in all sets; the empty set if there are no sets."""
     return reduce(and_, sets) if sets else EMPTY
 
 
@@ -218,8 +218,8 @@ def _own(
 ) -> Iterator[CPUSet]:
     """Yield the subsets of its cpuset that a container may own, in this order.
 
-    They are: the whole cpuset; the part on which no container without a claim runs; the part that was published for the
-    container.
+    They are: the whole cpuset; the cpuset without that of a container without a claim; the part on which no other
+    container runs; the part that was published for the container.
     """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:
@@ -236,9 +236,9 @@ def _own(
 
 
 def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[CPUSet]:
-    """Yield the CPUs that no other container runs on.
+    """Yield the part of its cpuset on which no other container runs, unless that is all of it or empty.
 
-    Containers without claims show what is shared; if there are none, containers with claims are compared too.
+    Unlike the cpusets of containers without a claim, this needs no such container.
     """
     others = union(other.cpus for other in observed.live_on_host if other.owner != seen.owner)
     own = (seen.cpus & source) - others
@@ -265,7 +265,11 @@ def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
 
 
 def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
-    """Return whether the count matches and no other container has the same set, or no other overlaps."""
+    """Return whether the cpuset of a container proves the assignment, compared with the containers of other pods.
+
+    The whole cpuset proves it if it has as many CPUs as the claim and none of them has the same cpuset, or if the CPUs
+    are exclusive, there are others and none overlaps. A part of the cpuset needs the number, and no overlap.
+    """
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
     # The container runs on more than its own CPUs, which must not overlap those of others.
     if candidate.cpus != seen.cpus:
