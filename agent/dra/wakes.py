@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIRST_SECONDS: Final = 2.0
 # After a registration: the kubelet may have found no driver for pods that started shortly before it.
 NEW_SECONDS: Final = 5.0
-MOST_TRIES: Final = 6  # reminders in about two minutes; then the kubelet's own retries are as frequent
+MOST_TRIES: Final = 6  # the last one after 64 s; then the kubelet's own retries are as frequent
 
 
 class _Wait(NamedTuple):
@@ -35,7 +35,7 @@ class _Wait(NamedTuple):
 
 
 class Wakes:
-    """The times of claims, and the reminders to the kubelet."""
+    """Records since when each claim is prepared, or waits for its Prepare, and reminds the kubelet of the latter."""
 
     def __init__(self, clock: Clock = Clock(), first_seconds: float = FIRST_SECONDS) -> None:
         self._clock = clock
@@ -52,13 +52,16 @@ class Wakes:
 
     @property
     def times(self) -> Mapping[str, ClaimTimes]:
-        """The times of the claims of the last pass, by uid."""
+        """When each claim of the last ledger got its CPUs or was prepared, and the reminders since then, by uid."""
         waits = {uid: ClaimTimes(since=it.since, tries=it.tries) for uid, it in self._waits.items()}
         prepared = (self._prepared or {}).items()
         return waits | {uid: ClaimTimes(time, tries=int(uid in self._joined)) for uid, time in prepared}
 
     def registered(self, known: Collection[str]) -> None:
-        """Remind the kubelet at once of claims that pods named before the registration: it found no driver for them."""
+        """Make the first reminders of these claims immediate, because the kubelet found no driver for them before.
+
+        `known` are the uids of claims that pods named before the registration of the driver.
+        """
         self._late = frozenset(known)
         self._waits = {}
         self._registered = self._clock.monotonic()
@@ -82,7 +85,7 @@ class Wakes:
             self._changed.set()
 
     def _join(self, uids: Iterable[str]) -> None:
-        """Remind the kubelet of the other pods of these claims: its Prepare for one pod is the only one."""
+        """Publish one reminder for the other pods of these claims, because the kubelet prepares a claim only once."""
         if joined := frozenset(uids):
             self._joined |= joined
             self._reminds_others = True
