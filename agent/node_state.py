@@ -114,9 +114,9 @@ class QuietResult:
     reason: str = ""  # why interrupts are not kept off; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    irqbalance: str = (
-        ""  # why irqbalance may use quiet CPUs, so that no interrupt is moved; empty: it may not
-    )
+    # Why irqbalance may use quiet CPUs, in which case no further interrupt is moved; empty: it does not run, is banned
+    # from them, or is configured by the operator.
+    irqbalance: str = ""
     parts: tuple[QuietPart, ...] = ()  # results of the parts that the operator has switched on
     is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
     fully: CPUSet | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`
@@ -346,7 +346,7 @@ class PodState:
     pool: PoolState | None = None  # None: the pod has no budget, or its CPUs do not fit
     claims: tuple[ClaimState, ...] = ()  # the claims that hold CPUs, in order of their names
     was_rejected: bool = False  # the creation of one of its containers was lately rejected over NRI
-    is_held_back: bool = False  # and would still be rejected, for example because others run on its CPUs
+    is_held_back: bool = False  # that container would be rejected now too: others may run on its CPUs
 
     @property
     def is_reported(self) -> bool:

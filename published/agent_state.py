@@ -86,15 +86,15 @@ class KeptInterrupts(Part, frozen=True):
 
 
 class Quiet(Part, frozen=True):
-    """Result of keeping interrupts, and the enabled parts, off quiet CPUs."""
+    """Result of moving interrupts off quiet CPUs, and of the other parts that are enabled (workqueues, idle states)."""
 
     cpus: str = ""
     reason: str = ""  # why interrupts are not kept off; empty: they are
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    irqbalance: str = (
-        ""  # why irqbalance may use quiet CPUs, so that no interrupt is moved; empty: it may not
-    )
+    # Why irqbalance may use quiet CPUs, in which case no further interrupt is moved; empty: it does not run, is banned
+    # from them, or is configured by the operator.
+    irqbalance: str = ""
     parts: tuple[QuietPart, ...] = ()
     is_off: bool = False  # the operator has switched off the moving of interrupts; `reason` says so
     fully: str | None = None  # CPUs for which workqueues and idle states are changed; None: all of `cpus`

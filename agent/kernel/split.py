@@ -54,11 +54,11 @@ class KernelSplit:
         both = current | after.cpus
         if both not in (current, after.cpus):
             moved = self._write(cgroup, both, turn)
-        if after.cpus != self._cpusets.read(
-            cgroup
-        ):  # the cpuset is written even if tasks start faster than they are moved, to confine them
+        # The cpuset is written even if tasks start faster than they are moved, to confine them.
+        if after.cpus != self._cpusets.read(cgroup):
             moved = self._write(cgroup, after.cpus, turn)
-        _check(moved)  # otherwise `look` would treat tasks on both parts as moved by the application
+        # After an incomplete move `look` would take tasks that were not moved for tasks that the application placed.
+        _check(moved)
         self.look(cgroup, after)
 
     def _write(self, cgroup: str, cpus: CPUSet, turn: _Turn) -> Moved:
@@ -76,7 +76,7 @@ class KernelSplit:
         return _Turn(before, after, self._away.get(cgroup, frozenset()), forgets_pins=self._forgets_pins)
 
     def look(self, cgroup: str, parts: Parts) -> Tally:
-        """Return the numbers of tasks on own CPUs and on pools; store which the application moved there; raise Gone."""
+        """Return the numbers of tasks by part; store which of them the application moved to pools; raise Gone."""
         home = others = 0
         away = set()
         tasks = self._tasks(cgroup)
@@ -92,7 +92,7 @@ class KernelSplit:
         return Tally(home, others, len(tasks) - home - others)
 
     def _forget_removed(self) -> None:
-        """Forget the tasks of removed cgroups, because containers come and go all the time."""
+        """Forget the tasks of removed cgroups, so that the map does not grow with each container."""
         for cgroup in tuple(self._away):
             try:
                 self._cpusets.read(cgroup)

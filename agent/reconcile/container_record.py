@@ -112,7 +112,7 @@ class ContainerRecord:
 
     @property
     def started_right(self) -> bool:
-        """Return whether the container was created on its planned CPUs; an owner must have been created on the CPUs it owns."""
+        """Return whether the kernel showed it on the CPUs of its creation; an owner's are the planned ones or include its own."""
         is_own = self.born == self.wanted or EMPTY != self.home <= self.born
         return self.was_seen_as_born and (not self.is_owner or is_own)
 
@@ -204,9 +204,10 @@ class ContainerRecord:
         return self.seen.pid, self.seen.state, self.wanted, self.applied, self.parts, self.is_split
 
     def compared(self, outside: int, narrowed: int, tally: Tally | None = None) -> bool:
-        """Record how many of its tasks run outside of its CPUs, on fewer, or on which part.
+        """Record a comparison of its tasks with its CPUs; return whether the result changed.
 
-        Return whether that changed.
+        `outside` tasks may run on other CPUs too, `narrowed` ones on fewer CPUs than the container; `tally` counts the
+        tasks by part.
         """
         if self.proof is None:
             return False

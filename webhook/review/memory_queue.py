@@ -24,7 +24,7 @@ MOST_WAITING: Final = 64  # most bodies that wait; the buffers of each connectio
 
 
 class Overloaded(Exception):
-    """There was no room for a body in time."""
+    """A body got no memory: its wait timed out, or too many bodies wait."""
 
 
 class TooSlow(Exception):
@@ -52,7 +52,7 @@ class Reservation:
         self.last_piece = now
 
     def rate(self, now: float) -> float:
-        """Return the bytes per second since the room was granted."""
+        """Return the bytes per second since the memory was reserved."""
         return self.arrived / max(now - self.since, CHECK_SECONDS)
 
     def is_slow(self, now: float) -> bool:
@@ -78,7 +78,10 @@ class MemoryQueue:
         self._due = 0.0
 
     async def reserve(self, peer: str, size: int, timeout: float = WAIT_SECONDS) -> Reservation:
-        """Return a reservation once there is room, or raise `Overloaded` after `timeout`; `release` ends it."""
+        """Return a reservation once there is room; `release` ends it.
+
+        Raises `Overloaded` after `timeout`, or earlier if more than `MOST_WAITING` bodies wait.
+        """
         wanted = Reservation(peer, size, self._clock(), timeout)
         wanted.task = asyncio.current_task()
         if not self.waiting and self._fits(wanted):
