@@ -1,10 +1,10 @@
-"""Facts of containers that lists lack: process and cgroup, from their verbose statuses or from NRI.
+"""Pid and cgroup of each container, which the runtime's lists lack: from its verbose status or from NRI.
 
 A verbose status carries the container's environment and costs as much as three events. Over NRI the runtime shows pid
-and cgroup of each container that starts, but not its shim, which may start virtual machines. So the status is
-requested until one container of the same runtime handler had a shim without virtual machines. It is also requested
-if the host lacks the reported cgroup: containerd starts pods with the annotation
-io.kubernetes.cri.untrusted-workload by another shim, though their handler is the default one.
+and cgroup of each container that starts, but not its shim, which may start virtual machines. So the agent requests
+the statuses of a runtime handler's containers until one of them shows that the handler's shim starts no virtual
+machine. It also requests a status if the host lacks the cgroup that NRI named: containerd starts pods with the
+annotation io.kubernetes.cri.untrusted-workload by another shim, though their handler is the default one.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class DRADriver:
         problem = ""
         while True:
             await self._sleep(self._files_seconds)
-            if self.book.grants is None:  # all files would count as those of other claims
+            # Before the first pass no claim is known, and the files of all claims would be deleted.
+            if self.book.grants is None:
                 continue
             prepared = [grant for grant in self.book.grants.values() if grant.is_prepared]
             try:

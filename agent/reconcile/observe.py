@@ -69,7 +69,7 @@ class Observer:
         self._has_listed = False
         self._holders: Collection[str] = ()  # uids of the pods that hold CPUs by the last plan
         self.host_classes: frozenset[str] = frozenset()  # runtime classes whose last pods ran on the host
-        self._lists_next = False  # the next observation lists the containers, because it likely moves some
+        self._lists_next = False  # the next observation lists the containers: its pass likely moves some
 
     def remember(self, topology: Topology) -> None:
         """Add the CPUs that were known before a restart, and may be offline now."""
@@ -136,14 +136,14 @@ class Observer:
         return known is not None and keeps_cpus(known[1]) and pod_uid in self._interfaces.pods.pods()
 
     def lives(self, pod_uid: str, exited: Collection[str]) -> bool:
-        """Return whether a container of this pod, none of those in `exited`, was alive in the last observation."""
+        """Return whether a container of this pod, except those in `exited`, was alive in the last observation."""
         live = (it for it in self.records.values() if it.seen.state is not State.EXITED)
         return any(it.owner.pod_uid == pod_uid and it.seen.id not in exited for it in live)
 
     def runs_no_machine(self, pod_uid: str) -> bool:
         """Return whether no virtual machine runs in this pod, by the last observation or because the pod is plain."""
         known = self._pods.get(pod_uid)
-        if known is None:  # not observed yet: passes for new plain pods are delayed
+        if known is None:  # not observed yet, because the pass for a new plain pod is delayed
             return self.is_plain(pod_uid)
         return not (known[1].is_vm or self._may_be_in_vm(known[1]))
 
@@ -174,7 +174,7 @@ class Observer:
             self.records[seen.id].planned(cpus, mems, home, is_owner=bool(part))
 
     async def held_cpus(self, ids: Collection[str]) -> Mapping[Owner, HeldCPUs]:
-        """Return the CPUs that another program allocated to these containers, of the running ones."""
+        """Return the CPUs that another program allocated to those of these containers that run."""
         records = [self.records[key] for key in ids if self.records[key].is_running]
         if not records:
             return {}

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from agent.interfaces import Cgroups, NewContainer, Owners
     from pinning.machine.cpuset import CPUSet
 
-# Pause between the first two looks, then doubled: a process that appears after t seconds stays the runtime's own for
-# longer than t.
+# Pause between the first two checks, then doubled: if the runtime's process appears t seconds after the cgroup, it
+# executes the container's command only after another t seconds or more.
 FIRST_PAUSE: Final = 0.002
 LONGEST_PAUSE: Final = 0.1
 # between two requests for names, if a container's CPUs depend on its name: CRI-O starts it some 10 ms after listing it
@@ -45,7 +45,7 @@ class Right(NamedTuple):
     """Proof that a container was put on its planned CPUs, and how long its command may have run on others before."""
 
     cpus: CPUSet
-    seconds: float | None  # time that its command may have run elsewhere; None: unknown
+    seconds: float | None  # how long its command may have run on other CPUs; None: unknown
     at: float
 
 
@@ -267,6 +267,9 @@ class PreStartPinner:
         return True
 
     def _note(self, container: NewContainer, target: StartCPUs, seconds: float | None) -> None:
-        """Record how long a container may have run before it had its planned CPUs; for other CPUs a pass determines that."""
+        """Record how long a container may have run before it had its planned CPUs.
+
+        Nothing is recorded for CPUs that are not planned, such as those of its pod: a pass determines the time then.
+        """
         if target.is_planned:
             self._right[container.id] = Right(target.cpus, seconds, self._clock.monotonic())

@@ -342,7 +342,7 @@ class Reconciler:
         await self.vms.follow(targets, observed.topology)
 
     def retry_seconds(self) -> float | None:
-        """Return the seconds until the next retry, end of a conflict or rest of a move is due; None if there is none."""
+        """Return the seconds until a pass is due: to retry a write, to end a conflict, or to continue a move; or None."""
         now, machines = self._clock.monotonic(), self.observer.sandboxes.records
         # Containers in a virtual machine are retried with it; a retry that was due in the last pass requests no other.
         alone = (it for it in self.observer.records.values() if it.seen.sandbox not in machines)

@@ -163,7 +163,7 @@ class Reclaimer:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
         self._pools = dict(kept.pools)  # CPUs of the pools with running processes, by pool
-        # Claims that ended before the first pass, each with the source of its end, until the topology is known.
+        # Claims that ended before the first pass, which provides the topology; each with how its end is known.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:

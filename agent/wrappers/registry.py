@@ -57,7 +57,7 @@ class Claim:
 
     @property
     def held(self) -> CPUSet:
-        """The CPUs that no other process of the container may lease, with those of the outer claim."""
+        """The CPUs that the process leases, by its outer claim if there is one; other processes cannot lease them."""
         return self.outer.cpus if self.outer else self.cpus
 
     @property

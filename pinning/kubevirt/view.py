@@ -112,12 +112,12 @@ class VMIView:
         return Amount.of(((self.domain.get("resources") or {}).get("limits") or {}).get(resource))
 
     def cause(self, path: str, message: str, reason: str = INVALID) -> Cause:
-        """Return a cause at a path below the domain."""
+        """Return a cause for the field at `path` below `spec.domain`."""
         return Cause(f"{self.root}domain.{path}", message, reason)
 
 
 def unreadable(domain: Domain) -> dict[str, str]:
-    """Return the unreadable values in a fixed order: path below the domain -> the end of the message."""
+    """Return unreadable values in a fixed order: their path below `spec.domain`, and the message that follows it."""
     found = {path: _count_problem(find(domain, path)) for path in (*TOPOLOGY, POOL_COUNT)}
     found |= {path: _cpu_problem(find(domain, path)) for path in CPU_AMOUNTS}
     found |= {path: _amount_problem(find(domain, path)) for path in MEMORY_AMOUNTS}

@@ -306,7 +306,7 @@ class Observed:
 
     @property
     def final_devices(self) -> Mapping[Owner, tuple[Device, ...]]:
-        """Devices of the containers that have no others."""
+        """Devices of the containers of which all devices are known."""
         if self.devices_unknown.keys().isdisjoint(self.devices):
             return self.devices
         return {owner: its for owner, its in self.devices.items() if owner not in self.devices_unknown}
