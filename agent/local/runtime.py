@@ -2,7 +2,7 @@
 
 It is kubelet and runtime in one, without images, namespaces and probes. All work is done when the agent lists the
 containers, which it does in every pass. New containers are listed as created, so the agent sends their CPUs in the same
-pass. They then start on these CPUs. A container for which the agent sent none starts with the next pass. SIGTERM of the
+pass. They then start on these CPUs. A container that got no CPUs in that pass starts in the next one. SIGTERM of the
 agent ends no container; the next agent finds them by their cgroups.
 """
 

@@ -62,7 +62,7 @@ def growth(
 ) -> dict[int, Count] | str:
     """Return how much all counts of a table have grown, by CPU; CPUs offline at one reading are missing.
 
-    `kept` has, by interrupt, the CPUs on which it must fire; its row is not counted there. If a driver frees an
+    `kept` has, by interrupt, the CPUs on which a policy keeps it; its row is not counted there. If a driver frees an
     interrupt, or frees it and requests it again, some of its counts are lost. Its growth is then unknown on CPUs where
     it has fired, and counted as 0 on all others. It may have fired there before it was freed, but the table does not
     show its affinity, and otherwise each freed interrupt would make the growth of all CPUs unknown.
@@ -122,7 +122,7 @@ def read_slices(file: Path, cpus: CPUSet) -> Slices:
 
 
 class _NotKnown(Exception):
-    """The growth of a table is unknown; the message has the reason."""
+    """It is unknown how much the counts of a table have grown; the message has the reason."""
 
 
 def _read(file: Path) -> bytes | str:

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from pinning.planning.ledger import Assignment
 
 ROUND_SECONDS: Final = 10.0
-UNSTEADY_SECONDS: Final = (
-    1.0  # until the round after one in which a CPU went offline or came back; doubled each time
-)
+# Pause after a round that hotplug of a CPU interrupted; doubled with each further round, up to ROUND_SECONDS.
+UNSTEADY_SECONDS: Final = 1.0
 REST: Final = 500.0  # seconds of rest per second of CPU time: the rounds take at most 0.2 % of one CPU
 MOST_PROMPT: Final = 6  # consecutive rounds for which the rest is not extended, whatever CPU time they took
 # Seconds of rest for each second of CPU time after a round for changed quiet CPUs: 10 % of one CPU. It is limited

@@ -1,13 +1,13 @@
-"""Calls of the runtime beside the passes: cpusets of created containers, and the runtime's record of running ones.
+"""Calls of the runtime outside of passes: cpusets of created containers, and the runtime's record of running ones.
 
 A runtime with a stale record would restore the old cpuset at its next change of the container. Two calls run at a time,
 and only the newest cpuset of a container is sent. No cgroup is written while a call for its container is in flight,
 because the older cpuset could overwrite the newer one.
 
-Each call makes the runtime execute a program (`runc update`). So a container that only gets CPUs back is sent late:
-if they are taken again in the meantime, the record is right without any call. Until then the record lacks CPUs, but
-has none of others. This needs a runtime that asks the agent about each update, over NRI: then the agent knows the
-record, and an update by another program gets the present cpuset.
+Each call makes the runtime execute a program (`runc update`). So an update that only adds CPUs is delayed: if the
+container loses them again in the meantime, no call is needed. Until then the runtime's record lacks CPUs of the
+container, but has no CPUs of other containers. The delay needs a runtime that asks the agent about each update, over
+NRI: then the agent knows the record, and an update by another program gets the present cpuset.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def _count(state: NodeState, pod: Pod, uid: str, claimed: dict[str, int], held: 
 def _held(state: NodeState, uid: str, resource: str, containers: Iterable[Member]) -> dict[str, int]:
     """Return the number of cores, or of CPUs for resources in CPUs, charged to each container of a pod by name.
 
-    CPUs that the pod's containers hold together (a pool, slices of a budget) are charged, in order, to containers that
-    request more than they hold alone.
+    CPUs that containers of the pod share (a pool, slices of a budget) are divided among them in the order of the pod:
+    each is charged what it requests beyond CPUs of its own, until no CPUs are left.
     """
     is_near = resource.startswith(NEAR_CPUS)
     is_in_cpus = is_near or resource == NUMA_CPUS

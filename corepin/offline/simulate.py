@@ -1,6 +1,6 @@
 """Simulation of one node: documents are events, with a plan after each pod that is added, changed or deleted.
 
-Claims come after them.
+ResourceClaims are planned after all documents.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PlannedNode:
 def _unknown(
     here: Mapping[str, tuple[SeenPod, Planned]], lacking: Mapping[str, str], known: Collection[Owner]
 ) -> dict[Owner, str]:
-    """Return, for the containers of pods without assigned devices, the reason; by container."""
+    """Return why the devices of containers are not known, for each container to which the plan assigned none."""
     return {
         owner: lacking.get(key, NOT_GIVEN)
         for key, (pod, _) in here.items()

@@ -114,7 +114,7 @@ class _Problem:
             yield tuple(sorted([*held, *chosen]))
 
     def _share(self, nodes: Nodes) -> int:
-        """Return the largest number of CPUs, in whole groups, that every node can get at least."""
+        """Return the even share of each node, in whole groups; nodes that have more than that keep it."""
         count, width = self.count, len(nodes)
         for own in sorted([self.own[node] for node in nodes], reverse=True)[:-1]:
             if own <= count // width // self.group * self.group:

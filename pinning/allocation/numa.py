@@ -113,7 +113,7 @@ class Picker:
         """Return the CPUs of the fewest NUMA nodes that have `count` CPUs of the tiers; own nodes are included.
 
         Of equal sets, the one in the fewest packages is preferred, then the one with the most CPUs of the first
-        tier, the second..., then the tightest. On machines with many nodes the nodes with most free CPUs are used.
+        tier, the second..., then one with room in a single cache (if these are aligned), then the smallest. On machines with many nodes the nodes with most free CPUs are used.
         """
         among = _union(tiers)
         home = _union(node.mask for node in self.tables.nodes_of(own))
@@ -133,7 +133,7 @@ class Picker:
         )
 
     def _preference(self, cpus: int, tiers: Sequence[int], count: int, own: int) -> tuple[int, ...]:
-        """Return a key that is least for most CPUs of the preferred tiers, then a roomy cache, then the least surplus."""
+        """Return a sort key: most CPUs of each preferred tier, then a cache with room for all CPUs, then fewest CPUs."""
         *preferred, _ = tiers
         among = _union(tiers) & cpus
         return (

@@ -190,10 +190,10 @@ class Regions:
         return self._chosen[uid]
 
     def nearest(self, ask: Ask, part: Assignment) -> Assignment:
-        """Return the part of a budget that shrinks: a pool without its CPUs that are farthest from the pod's slices.
+        """Return a part of a budget before it shrinks: a pool loses its CPUs that are farthest from the pod's slices.
 
-        Slices that grow have room in the CPUs that it has left. A pool beside devices keeps all its CPUs here, because
-        the CPUs nearest to the slices may be far from the devices.
+        The pool keeps enough CPUs for itself and for slices that grow. A pool without slices is returned unchanged, and
+        so is one near devices, because the CPUs nearest to the slices may be far from the devices.
         """
         slices = [it for it in self._draft.ledger.of_pod(ask.pod.uid) if it.is_lasting_slice]
         kept = _together(slices)

@@ -82,7 +82,7 @@ class WantedEntries(Wanted):
 
 @dataclass(frozen=True, slots=True)
 class WantedWholeEntries(Wanted):
-    """A list to merge, whose entries are compared as a whole."""
+    """A list to merge, whose entries have no identifying member and are compared as a whole."""
 
     entries: tuple[tuple[Any, Operation], ...]
 

@@ -29,7 +29,8 @@ def plan_recounts(pod: Pod, pod_claims: PodClaims, settings: Settings) -> list[O
     """Return the operations that write the record of the budget, and that correct counts in a pod with a record.
 
     A pod that the user sent with a wrong count gets no record, so that no later call corrects the count, and validation
-    refuses it. Counts that were right before the pod got its `spec.resources` are corepin's, and are corrected.
+    refuses it. If all counts are those that corepin adds to the pod without its `spec.resources`, corepin added them
+    before another webhook added that field, and they are corrected.
     """
     is_recorded = record_of(pod) is not None
     if not (is_recorded or pod_claims.pod_level or pod_claims.unbudgeted):
