@@ -113,7 +113,8 @@ class Picker:
         """Return the CPUs of the fewest NUMA nodes that have `count` CPUs of the tiers; own nodes are included.
 
         Of equal sets, the one in the fewest packages is preferred, then the one with the most CPUs of the first
-        tier, the second..., then one with room in a single cache (if these are aligned), then the smallest. On machines with many nodes the nodes with most free CPUs are used.
+        tier, the second..., then one with room in a single cache (if these are aligned), then the smallest. On machines
+        with many nodes the nodes with most free CPUs are used.
         """
         among = _union(tiers)
         home = _union(node.mask for node in self.tables.nodes_of(own))
