@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from agent.clock import Clock
-    from agent.interfaces import Interfaces
+    from agent.interfaces import Interfaces, RequestPass
     from agent.metrics import Metrics
     from agent.reconcile.checkpoint import Checkpoint
     from agent.reconcile.container_record import ContainerRecord
@@ -59,6 +59,7 @@ class Applier:
         runtime_sync: RuntimeSync,
         clock: Clock,
         metrics: Metrics,
+        request_pass: RequestPass,
     ) -> None:
         self._runtime = interfaces.runtime
         self._cgroups = interfaces.cgroups
@@ -67,7 +68,7 @@ class Applier:
         self._metrics = metrics
         self._calls = asyncio.Semaphore(CALLS)
         self._writable = False
-        self.created_updates = CreatedUpdates(self._send)
+        self.created_updates = CreatedUpdates(self._send, request_pass)
         self._sandboxes = sandboxes
         self._mover = SandboxMover(sandboxes, self._sent, clock)
 

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import Gone, Refused, Unavailable
+from agent.plain_pods import GATHER_SECONDS
 from apiserver.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from agent.interfaces import Interfaces
+    from agent.interfaces import Interfaces, RequestPass
     from agent.node_state import LastUpdate
     from agent.reconcile.agenda import Agenda
     from agent.reconcile.container_record import ContainerRecord
@@ -212,9 +213,13 @@ class CreatedUpdates:
     No pass waits for them, because a busy runtime would delay running containers too.
     """
 
-    def __init__(self, send: Callable[[ContainerRecord, CPUSet], Awaitable[bool]]) -> None:
+    def __init__(
+        self, send: Callable[[ContainerRecord, CPUSet], Awaitable[bool]], request_pass: RequestPass
+    ) -> None:
         self._send = send
+        self._request_pass = request_pass
         self._newest: dict[str, tuple[CPUSet, asyncio.Task[bool]]] = {}
+        self._unfinished: set[str] = set()  # containers whose last pass ended before their update
 
     def begin(self, record: ContainerRecord, cpus: CPUSet) -> None:
         """Send a set without waiting for the answer; a set in flight is not sent again."""
@@ -231,6 +236,13 @@ class CreatedUpdates:
     def is_sending(self, container_id: str) -> bool:
         """Return whether any set for a container is in flight."""
         return container_id in self._newest
+
+    def note_unfinished(self) -> None:
+        """Request a pass when an update that is in flight now has ended.
+
+        It may have vacated CPUs of an owner that waits for its start, or have to be retried.
+        """
+        self._unfinished = set(self._newest)
 
     async def settled(self, container_id: str) -> None:
         """Wait until nothing for a container is in flight."""
@@ -250,3 +262,6 @@ class CreatedUpdates:
         finally:
             if self._newest[record.seen.id][1] is asyncio.current_task():
                 del self._newest[record.seen.id]
+                if record.seen.id in self._unfinished:
+                    self._unfinished.discard(record.seen.id)
+                    self._request_pass(GATHER_SECONDS)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from agent.errors import Unavailable
 from agent.interfaces import NewContainer
+from agent.reconcile.agenda import RECONCILE
 from agent.reconcile.reconciler import Settings
 from pinning.planning.observed import Owner, State
+from tests.agent.fake_watch import FakeWatch
+from tests.environments.waiting import settle
 from tests.pinning.world import Wish
 
 if TYPE_CHECKING:
@@ -16,6 +20,12 @@ if TYPE_CHECKING:
     from tests.agent.fakes import FakeNode
 
 TWO = Wish("2", policy="exclusive")  # gets the core 1,5 of FLAT, where 0,4 is reserved
+
+
+def requested(node: FakeNode) -> bool:
+    """Return whether a pass is requested, at once or soon."""
+    trigger = node.agent.trigger
+    return trigger.is_set or RECONCILE in {key for _, key in trigger.agenda.due()}
 
 
 def test_container_without_a_reported_start_is_moved_by_its_cgroup(node: FakeNode) -> None:
@@ -91,3 +101,49 @@ def test_unpinned_time_of_an_unknown_pod_ends_when_it_is_known(node: FakeNode) -
     proof = state.pods[0].containers[0].proof
     assert proof is not None
     assert proof.window_seconds == 2.0
+
+
+def test_pass_follows_an_update_of_a_created_container(node: FakeNode) -> None:
+    """When a created container has left the CPUs of an owner after the pass, the next pass lets the owner start."""
+    node.container_watch = watch = FakeWatch(node)
+    node.new_agent()
+    node.add("b", Wish("2", policy="none"))
+    node.start("b", state=State.CREATED)
+    node.add("a", Wish("2", smt="require"))
+
+    async def scenario() -> None:
+        node.runtime.gate = asyncio.Event()
+        trigger = node.agent.trigger
+        trigger.clear()
+        await node.agent.reconciler.run_pass()
+        assert watch.create("a").startswith("others still run on its CPUs 1,5")
+        assert not requested(node)
+        node.runtime.gate.set()
+        await settle()
+        assert requested(node)
+        trigger.clear()
+        await node.agent.reconciler.run_pass()
+        assert str(node.records[watch.create("a")]) == "1,5"
+        await settle()
+        assert not requested(node)
+
+    node.runner.run(scenario())
+
+
+def test_failed_update_of_a_created_container_is_retried(node: FakeNode) -> None:
+    """If the runtime refuses an update after the pass that sent it, a pass follows, and another one with the retry."""
+    node.add("a", TWO)
+    number = node.start("b", state=State.CREATED)
+
+    async def scenario() -> None:
+        node.runtime.errors[number], node.runtime.gate = Unavailable("the socket refuses"), asyncio.Event()
+        node.agent.trigger.clear()
+        await node.agent.reconciler.run_pass()
+        assert node.agent.reconciler.retry_seconds() is None
+        node.runtime.gate.set()
+        await settle()
+        assert requested(node)
+        await node.agent.reconciler.run_pass()
+        assert node.agent.reconciler.retry_seconds() is not None
+
+    node.runner.run(scenario())
