@@ -2,7 +2,8 @@
 
 A read is repeated with exponential backoff until the claim can be read and is reserved for each pod that names it,
 because until then the scheduler may still allocate or reallocate it. Containers wait for the reads, and users control
-their number. So namespaces are served round-robin by two readers, and one slow read delays no other namespace.
+their number. So namespaces are served round-robin by two readers. One slow read delays no other namespace, nor do reads
+of claims at which the API server fails.
 The delay between repeated reads grows with the number and size of such claims in the namespace. First reads have a rate
 limit of their own, because pods that are created and deleted all the time cause only first reads.
 """
@@ -155,17 +156,27 @@ class PodClaims:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(READERS):
-                    group.create_task(self._read_new(request_pass))
+                    group.create_task(self._read_new(group, request_pass))
                 group.create_task(self._read_again(request_pass))
         finally:
             self._stop_timer()
 
-    async def _read_new(self, request_pass: Callable[[], None]) -> None:
-        """Read queued claims; request a pass when the queue is empty, or all claims of a pod are read (rate-limited)."""
-        while True:
+    async def _read_new(self, group: asyncio.TaskGroup, request_pass: Callable[[], None]) -> None:
+        """Read queued claims; request a pass when the queue is empty, or all claims of a pod are read (rate-limited).
+
+        While the API server fails at a claim, another reader continues, and this one ends with the claim. So it delays
+        its namespace alone.
+        """
+        successors: list[asyncio.Task[None]] = []
+
+        def hand_over() -> None:
+            if not successors:
+                successors.append(group.create_task(self._read_new(group, request_pass)))
+
+        while not successors:
             async with self._queue.next() as key:
                 if self._is_unread(key):  # another reader may have read it in the meantime
-                    await self._look(key, request_pass)
+                    await self._look(key, request_pass, hand_over)
                     self._limit.charge(key[0], self._reader.size(*key))
             is_last = self._queue.is_empty  # a namespace that waits for its rate limit has claims in it
             if self._has_news and is_last:
@@ -227,18 +238,17 @@ class PodClaims:
     def _is_doubtful(self, key: Key) -> bool:
         return key in self._read and not self._read[key].is_final
 
-    async def _look(self, key: Key, request_pass: Callable[[], None]) -> None:
+    async def _look(
+        self, key: Key, request_pass: Callable[[], None], failing: Callable[[], None] = lambda: None
+    ) -> None:
         pods = self._wanted.get(key)
         if pods is None:
             return
         try:
             async with asyncio.timeout(self._patience):
-                found = await self._reader.read(*key)
+                found = await self._reader.read(*key, failing)
         except TimeoutError:
-            self._late.add(key)
-            if not self._reader.failure(*key):  # otherwise it answers, and fails at this claim
-                self._silent.add(key[0])
-            request_pass()
+            self._note_late(key, request_pass)
             return
         except APIError as error:
             if self._is_news(key, str(error)):
@@ -253,6 +263,15 @@ class PodClaims:
             self._note(key, _Read(pods, None, found.message))
         else:
             self._note(key, _Read(pods, found, "" if found else GONE))
+
+    def _note_late(self, key: Key, request_pass: Callable[[], None]) -> None:
+        """Record a timeout; request a pass unless the claim was late already and the API server still fails at it."""
+        is_failing, was_late = bool(self._reader.failure(*key)), key in self._late
+        self._late.add(key)
+        if not is_failing:  # otherwise the API server answers
+            self._silent.add(key[0])
+        if not (is_failing and was_late):
+            request_pass()
 
     def _is_news(self, key: Key, problem: str) -> bool:
         """Return whether a problem differs from that of the claim's last read, so that it is logged."""

@@ -89,14 +89,22 @@ class ClaimReader:
         finally:
             self.prepare_limit.charge(namespace, max(self.size(namespace, name) - charged, 0))
 
-    async def read(self, namespace: str, name: str) -> DeviceClaim | BadClaim | None:
-        """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated."""
+    async def read(
+        self, namespace: str, name: str, failing: Callable[[], None] = lambda: None
+    ) -> DeviceClaim | BadClaim | None:
+        """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated.
+
+        `failing` is called before each retry of a claim at which the API server fails.
+        """
         key = namespace, name
         self._reading[key] += 1
         try:
             while True:
                 try:
-                    return await (self._read_again(key) if key in self._failures else self._read(key))
+                    if key not in self._failures:
+                        return await self._read(key)
+                    failing()
+                    return await self._read_again(key)
                 except Failed as error:
                     self._failures[key] = str(error)
                     self._next_retry = self._clock() + self._retry_backoff.after(error)

@@ -50,6 +50,7 @@ class Node:
         self.claims = PodClaims(reader, clock=virtual_time.now)
         self.book = ClaimBook(reader)
         self.pods: list[SeenPod] = []
+        self.passes = 0  # number of requests
 
     def show(self, *pods: SeenPod) -> None:
         """Let the watch show further pods."""
@@ -58,7 +59,16 @@ class Node:
 
     def request_pass(self) -> None:
         """Run a pass soon."""
+        self.passes += 1
         asyncio.get_running_loop().call_soon(self.show)
+
+    async def delay(self, shown: SeenPod) -> float:
+        """Show a pod of one claim, and return the seconds until the claim is known."""
+        begun = virtual_time.now()
+        self.show(shown)
+        while not {uid_of(name) for name in shown.claim_names} <= self.claims.known.keys():
+            await asyncio.sleep(0.001)
+        return virtual_time.now() - begun
 
     async def prepare(self, name: str) -> DeviceClaim | RefusedPrepare | float:
         """Return the seconds until the claim of a Prepare is read, or why it is not."""
@@ -90,6 +100,35 @@ def test_claims_that_fail_delay_no_prepare() -> None:
             found = await node.prepare(name)
             assert isinstance(found, float)
             assert found < 0.01
+
+    played(use)
+
+
+def test_claims_that_fail_delay_no_first_read() -> None:
+    """Claims of pods in other namespaces are read at once, at any moment of the retries in two namespaces."""
+
+    async def use(node: Node) -> None:
+        for name in NAMES:
+            await asyncio.sleep(0.7)
+            assert await node.delay(pod(name, name)) < 0.01
+
+    played(use)
+
+
+def test_claims_that_fail_for_long_request_few_passes() -> None:
+    """A claim that fails requests a pass when its pod stops to wait for it, and none for its retries."""
+
+    async def use(node: Node) -> None:
+        more = [f"m{number}" for number in range(100)]
+        node.api.bad |= {*more}
+        node.show(*[replace(pod(name, name), namespace=name) for name in more])
+        await asyncio.sleep(2 * PATIENCE_SECONDS)
+        assert node.claims.problems.keys() == {(name, name) for name in node.api.bad}
+        requests, passes = len(node.api.requests), node.passes
+        await asyncio.sleep(60)
+        assert len(node.api.requests) - requests <= 15
+        assert node.passes == passes
+        assert len(asyncio.all_tasks()) < 120
 
     played(use)
 
