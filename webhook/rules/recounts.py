@@ -71,8 +71,11 @@ def _corrections(pod_claims: PodClaims, settings: Settings, *, is_new: bool) -> 
         counted = counts_of_pod(pod_claims, settings)
         for member, need, given in wrong:
             numbers = [it.number for it in counted.get(member.name, ()) if it.name == need.resource]
-            nearest = min(max(given, need.least), need.most)
-            yield from _written(member, need.resource, str(numbers[0] if numbers else nearest))
+            if numbers:
+                yield from _counted(member, need.resource, str(numbers[0]))
+            else:
+                nearest = min(max(given, need.least), need.most)
+                yield from _written(member, need.resource, str(nearest))
     stating = [(it, name) for it in pod_claims.members for name in POOL_COUNTS if name in it.requests]
     needed = needing(pod_claims, settings) if stating else ()
     for member, resource in stating:
@@ -86,7 +89,17 @@ def _anew(pod_claims: PodClaims, settings: Settings) -> Iterator[Operation]:
     for member in pod_claims.members:
         for it in counted.get(member.name, ()):
             if it.name in member.requests and whole(member.requests[it.name]) != it.number:
-                yield from _written(member, it.name, str(it.number))
+                yield from _counted(member, it.name, str(it.number))
+
+
+def _counted(member: Member, resource: str, amount: str) -> Iterator[Operation]:
+    """Yield the operations that replace an amount which corepin counts.
+
+    A limit that is not stated is among corepin's additions, which precede these operations, with the amount that was
+    requested.
+    """
+    for kind in ("requests", "limits"):
+        yield add(f"{member.pointer}/resources/{kind}/{escaped(resource)}", amount)
 
 
 def _written(member: Member, resource: str, amount: str | None) -> Iterator[Operation]:

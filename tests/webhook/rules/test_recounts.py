@@ -152,6 +152,19 @@ def test_a_budget_that_a_later_webhook_adds_is_counted(
 
 
 @pytest.mark.parametrize("words", COMBINED.values(), ids=COMBINED)
+@pytest.mark.parametrize("stated", STATED.values(), ids=STATED)
+def test_a_corrected_request_gets_an_equal_limit(stated: Any, words: dict[str, str]) -> None:
+    """A count that is requested without a limit, and is right without the budget alone, is corrected in both."""
+    document: Any = budgeted("a", None, {"main": 2, "log": None}, annotations=words)
+    amounts = mutated(document, NODES)["spec"]["containers"][0]["resources"]["requests"]
+    document["spec"]["containers"][0]["resources"]["requests"] = amounts
+    document["spec"]["resources"] = copy.deepcopy(stated)
+    stored = mutated(document, NODES)
+    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert sums(stored)  # limits and requests are equal
+
+
+@pytest.mark.parametrize("words", COMBINED.values(), ids=COMBINED)
 def test_a_refused_count_of_a_budget_that_a_later_webhook_adds_names_that_webhook(words: Any) -> None:
     """If corepin is not called again, the refusal of its count says that another webhook changed the pod."""
     stored = mutated(budgeted("a", None, {"main": 2}, annotations=words), NODES)
