@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.own_pods import memory_kills, unready_guards
 from pinning.contract import ASKING_MARKS
-from pinning.planning.observed import SeenPod
+from pinning.planning.observed import UNTRUSTED_CLASS, SeenPod
 from pinning.pods.annotations import is_policy_key
 from pinning.pods.claims import Origin
 from pinning.pods.resources import Role
@@ -38,13 +39,18 @@ class ParsedPods:
         self._newest: dict[str, tuple[Pod, SeenPod]] = {}
 
     def read(self, uid: str, pod: Pod) -> SeenPod:
-        """Return the parsed pod, from the cache if it has this version."""
+        """Return the parsed pod, from the cache if it has this version.
+
+        A pod keeps UNTRUSTED_CLASS when its user removes the annotation, because the runtime may have started it before.
+        """
         known = self._newest.get(uid)
         if known and known[0] is pod:
             return known[1]
         if len(self._newest) >= MOST_PARSED:  # reached only while no pass evicts deleted pods
             self._newest.clear()
         seen = SeenPod.of(pod, uid)
+        if known and known[1].runtime_class == UNTRUSTED_CLASS and not seen.runtime_class:
+            seen = replace(seen, runtime_class=UNTRUSTED_CLASS)
         self._newest[uid] = (pod, seen)
         return seen
 

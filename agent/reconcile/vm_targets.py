@@ -8,7 +8,7 @@ from agent.reconcile.machine_record import NO_TARGET, VMTarget
 from agent.vm_interfaces import VMPlace
 from pinning.contract import LAUNCHER_CONTAINER, VMThreadsPolicy
 from pinning.machine.cpuset import union
-from pinning.planning.observed import Owner, State
+from pinning.planning.observed import UNTRUSTED_CLASS, Owner, State
 from pinning.pods.claims import Origin
 
 if TYPE_CHECKING:
@@ -127,9 +127,9 @@ def host_classes(
 
     A pod names its class, but not whether the handler behind it starts virtual machines; that is known once the runtime
     has listed a container of the class. For a class that was recreated with another handler, its newest containers
-    decide.
+    decide. UNTRUSTED_CLASS never counts, because users may add its annotation to a pod that another handler has started.
     """
-    classes = {pod.uid: pod.runtime_class for pod in pods if pod.runtime_class}
+    classes = {it.uid: it.runtime_class for it in pods if it.runtime_class not in ("", UNTRUSTED_CLASS)}
     if not classes:
         return known
     listed = [record.seen for record in records if record.seen.pod_uid in classes]

@@ -154,6 +154,22 @@ def test_pod_of_an_untrusted_workload_is_looked_for(
     assert [scope.pods for scope, _ in boots.calls] == [frozenset("b")] * 2 * is_wanted
 
 
+def test_machine_is_looked_for_after_its_user_removed_the_annotation(
+    node: FakeNode, boots: FakeBoots
+) -> None:
+    """The runtime may have started the machine with the annotation, so its removal does not end the search."""
+    node.add("b", PLAIN)
+    node.documents["b"]["metadata"]["annotations"] = {UNTRUSTED_WORKLOAD: "true"}
+    node.run()
+    node.documents["b"]["metadata"]["annotations"] = {}
+    node.run()
+    assert node.agent.reconciler.boots.is_wanted
+    assert boots.calls[-1][0].pods == frozenset("b")
+    node.start("b")
+    node.run()
+    assert not node.agent.reconciler.boots.is_wanted
+
+
 def test_observe_mode_confines_nothing(node: FakeNode, boots: FakeBoots) -> None:
     """An agent that observes does not confine booting machines."""
     node.settings = type(node.settings)("node-1", NodeConfig(observe=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pinning.contract import UNTRUSTED, UNTRUSTED_WORKLOAD
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
 from tests.pinning.world import Wish
@@ -45,6 +46,16 @@ def test_class_that_starts_machines_is_not_on_the_host(node: FakeNode) -> None:
     started(node, "b", in_vm=True)
     assert node.agent.reconciler.observer.host_classes == frozenset()
     assert not node.agent.reconciler.observer.runs_no_machine("b")
+
+
+def test_annotation_of_a_running_pod_makes_no_class_one_of_the_host(node: FakeNode) -> None:
+    """A user may add containerd's annotation to a pod that another handler has started, so it shows nothing."""
+    node.add("a", Wish())
+    node.start("a")
+    node.run()
+    node.documents["a"]["metadata"]["annotations"] = {UNTRUSTED_WORKLOAD: UNTRUSTED}
+    node.run()
+    assert node.agent.reconciler.observer.host_classes == frozenset()
 
 
 def test_container_without_a_known_cgroup_decides_nothing(node: FakeNode) -> None:
