@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -216,16 +217,21 @@ class PodClaims:
                         self._repeats[key] = group.create_task(self._repeat(key, request_pass))
 
     async def _repeat(self, key: Key, request_pass: Callable[[], None]) -> None:
-        """Repeat the read of a claim until it is reserved for the pods that name it, or no pod names it."""
+        """Repeat the read of a claim until it is reserved for the pods that name it, or no pod names it.
+
+        While the API server fails at the claim, other claims have their turn.
+        """
         backoff = Backoff(*AGAIN_SECONDS)
         while self._is_doubtful(key):
             together = sum(self._seconds_for(other) for other in self._repeats if other[0] == key[0])
             await self._sleep(max(backoff.next(), together))
-            async with self._turn:  # the timeout of a read starts with its turn
+            await self._turn.acquire()  # the timeout of a read starts with its turn
+            with ExitStack() as turn:
+                turn.callback(self._turn.release)
                 if not self._is_doubtful(key):
                     break
                 before = self._read[key]
-                await self._look(key, request_pass)
+                await self._look(key, request_pass, failing=turn.close)
                 if self._read.get(key) != before:
                     request_pass()
         if self._repeats.get(key) is asyncio.current_task():

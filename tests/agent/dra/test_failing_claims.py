@@ -115,6 +115,27 @@ def test_claims_that_fail_delay_no_first_read() -> None:
     played(use)
 
 
+def test_claims_that_fail_delay_no_repeated_read() -> None:
+    """A claim that is not reserved for its pod yet is read again in time, beside others whose repeated reads fail."""
+
+    async def use(node: Node) -> None:
+        strangers = [replace(pod(f"stranger-{name}", name), namespace=name) for name in NAMES[1:]]
+        node.show(*strangers)
+        await asyncio.sleep(1)
+        node.api.bad |= {*NAMES[1:]}
+        await asyncio.sleep(120)
+        node.api.claims["c0"] = document(uid=uid_of("c0"), reservedFor=[])
+        node.show(pod("a", "c0"))
+        await asyncio.sleep(0.5)
+        node.api.claims["c0"] = document(result("2"), uid=uid_of("c0"))
+        begun = virtual_time.now()
+        while uid_of("c0") not in node.claims.known:
+            await asyncio.sleep(0.01)
+        assert virtual_time.now() - begun < 3
+
+    played(use)
+
+
 def test_claims_that_fail_for_long_request_few_passes() -> None:
     """A claim that fails requests a pass when its pod stops to wait for it, and none for its retries."""
 
