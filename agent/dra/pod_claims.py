@@ -184,8 +184,8 @@ class PodClaims:
                 self._request(request_pass)
             elif self._has_complete:
                 self._request_when_due(request_pass)
-            if is_last or key in self._late:
-                self._queue_unread()  # also claims for which the API server gave no answer
+            if key in self._late and self._is_unread(key):
+                self._queue.put_last(key)
 
     def _request(self, request_pass: Callable[[], None]) -> None:
         """Request a pass for all claims that are known by now."""
@@ -274,6 +274,8 @@ class PodClaims:
         """Record a timeout; request a pass unless the claim was late already and the API server still fails at it."""
         is_failing, was_late = bool(self._reader.failure(*key)), key in self._late
         self._late.add(key)
+        if not was_late and self._is_unread(key):
+            self._left.subtract(self._wanted[key])
         if not is_failing:  # otherwise the API server answers
             self._silent.add(key[0])
         if not (is_failing and was_late):

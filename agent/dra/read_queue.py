@@ -34,6 +34,14 @@ class ReadQueue:
         self._served = {name: self._served[name] for name in {*namespaces} & self._served.keys()}
         self._changed.set()
 
+    def put_last(self, key: Key) -> None:
+        """Queue a claim after the others of its namespace, also if it is queued already."""
+        keys = self._waiting.setdefault(key[0], deque())
+        with suppress(ValueError):
+            keys.remove(key)
+        keys.append(key)
+        self._changed.set()
+
     @property
     def is_empty(self) -> bool:
         """Whether no claim is queued, not even one whose namespace waits for its rate limit or for another read."""

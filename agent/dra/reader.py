@@ -33,6 +33,8 @@ CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/
 AT_ONCE: Final = 3
 FIRST_SECONDS: Final = 0.5  # first delay of a retry
 LONGEST_SECONDS: Final = 10.0  # between two requests, while the API server does not answer
+# Claims that begin to fail before the next answer; if there are more, the API server probably fails at all of them.
+MOST_BEGUN: Final = 8
 
 # Size of a claim that was not read yet, or does not exist: claims of KubeVirt and of users have 1 to 4 KiB.
 UNREAD_BYTES: Final = 2**12
@@ -62,6 +64,7 @@ class ClaimReader:
         self._not_before: float | None = None
         # Why the API server failed at claims when they were read last. The next read of such a claim holds `_retry`.
         self._failures: dict[Key, str] = {}
+        self._begun = 0  # claims that began to fail since the last answer
         self._reading: Counter[Key] = Counter()  # reads in progress, also of claims that no known pod names
         self._retry = asyncio.Lock()
         self._retry_backoff = Backoff(FIRST_SECONDS, LONGEST_SECONDS)
@@ -94,18 +97,22 @@ class ClaimReader:
     ) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated.
 
-        `failing` is called before each retry of a claim at which the API server fails.
+        `failing` is called before retries of a claim at which the API server fails, unless it seems to fail at all claims:
+        more first requests would then not help.
         """
         key = namespace, name
+        has_failed = key in self._failures
         self._reading[key] += 1
         try:
             while True:
                 try:
                     if key not in self._failures:
                         return await self._read(key)
-                    failing()
+                    if has_failed or self._begun <= MOST_BEGUN:
+                        failing()
                     return await self._read_again(key)
                 except Failed as error:
+                    self._begun += key not in self._failures
                     self._failures[key] = str(error)
                     self._next_retry = self._clock() + self._retry_backoff.after(error)
         finally:
@@ -174,6 +181,7 @@ class ClaimReader:
     def _answered(self, key: Key) -> None:
         self._reached()
         self._retry_backoff.reset()
+        self._begun = 0
         self._failures.pop(key, None)
 
     def _reached(self) -> None:

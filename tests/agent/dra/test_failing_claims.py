@@ -143,6 +143,9 @@ def test_claims_that_fail_for_long_request_few_passes() -> None:
         more = [f"m{number}" for number in range(100)]
         node.api.bad |= {*more}
         node.show(*[replace(pod(name, name), namespace=name) for name in more])
+        for name in NAMES:  # the API server answers now and then
+            await asyncio.sleep(PATIENCE_SECONDS)
+            await node.prepare(name)
         await asyncio.sleep(2 * PATIENCE_SECONDS)
         assert node.claims.problems.keys() == {(name, name) for name in node.api.bad}
         requests, passes = len(node.api.requests), node.passes
@@ -150,6 +153,7 @@ def test_claims_that_fail_for_long_request_few_passes() -> None:
         assert len(node.api.requests) - requests <= 15
         assert node.passes == passes
         assert len(asyncio.all_tasks()) < 120
+        assert await node.delay(pod("a", "c0")) < 0.01
 
     played(use)
 
@@ -207,5 +211,19 @@ def test_failures_of_all_claims_share_one_request_per_backoff() -> None:
         await asyncio.sleep(20)
         assert 2 <= len(node.api.requests) - before <= 8
         await asyncio.wait(waiting)
+
+    played(use)
+
+
+def test_first_reads_of_claims_that_all_fail_are_few() -> None:
+    """If the API server fails at the claims of many namespaces and answers none, only a few are read at once."""
+
+    async def use(node: Node) -> None:
+        names = [[f"p{pod}c{number}" for number in range(8)] for pod in range(60)]
+        node.api.bad |= {name for listed in names for name in listed}
+        node.show(*[replace(pod(listed[0], *listed), namespace=listed[0]) for listed in names])
+        await asyncio.sleep(60)
+        assert len(node.api.requests) <= 50
+        assert node.passes <= 50
 
     played(use)
