@@ -81,6 +81,7 @@ class Applier:
         action waits for it.
         """
         done = await self._do(actions, records, left_alone)
+        self.created_updates.note_unfinished()
         self._metrics.writes.labels("done").inc(sum(done))
         self._metrics.writes.labels("not done").inc(len(done) - sum(done))
         _log(actions, done, {**records, **self._sandboxes.records})

@@ -166,11 +166,9 @@ class Reconciler:
         self.between_passes = BetweenPasses(
             interfaces, self.observer, self.vms, clock, self._foreign_writes, self._starts, request_pass
         )
-        self.runtime_sync = RuntimeSync(interfaces, self.between_passes.runtime_wrote, trigger.agenda)
+        self.runtime_sync = sync = RuntimeSync(interfaces, self.between_passes.runtime_wrote, trigger.agenda)
         self._pausable: list[Pausable] = [*pausable, self.runtime_sync, self.vms, interfaces.cgroups.watch]
-        self._applier = Applier(
-            interfaces, self.observer.sandboxes, self.runtime_sync, clock, metrics, request_pass
-        )
+        self._applier = Applier(interfaces, self.observer.sandboxes, sync, clock, metrics, request_pass)
         self._exposure = Exposure(self.between_passes.prestart, self._applier.created_updates, metrics)
 
     def resume(self, saved: Saved) -> None:
@@ -312,7 +310,6 @@ class Reconciler:
         self.boots.confine(shared)
         if writes:
             bind_created(records.values(), self._applier.created_updates)
-        self._applier.created_updates.note_unfinished()
         return frozenset(action.container_id for action in undone)
 
     def _look_back(self, known: Collection[str], *, observes: bool) -> None:
