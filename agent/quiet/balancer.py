@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance, Setup
     from agent.reconcile.restorable import Restorable
 
-LOOK_SECONDS: Final = (
-    60.0  # between requests to an irqbalance that has the right ban, or that does not answer
-)
-SETTLE_INTERVALS: Final = 2  # intervals of irqbalance until it acts by its new list
+# Seconds between two requests to an irqbalance that has the right ban or does not answer.
+LOOK_SECONDS: Final = 60.0
+SETTLE_INTERVALS: Final = 2  # intervals of irqbalance until it has applied a new list
 MOST_SENDS: Final = 6  # requests for one ban before it counts as refused
 _KEY: Final = "ban"
 
@@ -65,7 +64,7 @@ class Balancer:
     ) -> None:
         self._irqbalance = irqbalance
         self._is_managed = is_managed  # False: the operator configures irqbalance, so nothing is sent
-        # While its file cannot be used, no ban may be sent.
+        # While the file of the saved ban cannot be used, no ban may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
         self._last: tuple[Daemon, CPUSet] | None = None  # irqbalance and the quiet CPUs of the last request

@@ -1,4 +1,4 @@
-"""Count processes that enter exclusive containers by exec, and move them if the operator wants that.
+"""Count processes that enter exclusive containers by exec, and move them to the CPUs for execs, if there are any.
 
 The runtime reports each process, so nothing is polled. On a node without exclusive containers no events are requested.
 """
@@ -36,11 +36,11 @@ MOST_RETRY_SECONDS: Final = 300.0
 # Moves block the event loop. They may take these shares of a CPU, averaged over a second; further moves are
 # delayed.
 SHARE: Final = 0.1
-CONTAINER_SHARE: Final = (
-    0.05  # for one container: its tenant controls how often execs enter, and what a move costs
-)
+# Share of one container, because its tenant controls how often execs enter and what a move costs.
+CONTAINER_SHARE: Final = 0.05
 SPAN_SECONDS: Final = 1.0
-MOST_KEPT: Final = 256  # processes of one container that are moved with it; the oldest are evicted
+# Processes of one container that are moved again when its CPUs for execs change; the oldest are evicted.
+MOST_KEPT: Final = 256
 WINDOWS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _LABELS: Final = ("namespace", "pod", "container")
 
@@ -51,7 +51,7 @@ class PlaceExec(Protocol):
     """Moves processes that entered containers by exec."""
 
     def __call__(self, pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-        """Set the affinity of a process in a cgroup, and of its descendants there; return its start time and delay.
+        """Set the affinity of a process in a cgroup and of its descendants there; return its start time and the delay.
 
         Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
         another start time), if it has too many threads, or if threads start faster than they are moved.
@@ -152,9 +152,8 @@ class ExecWatch:
         cpu_seconds: Callable[[], float] = time.thread_time,
     ) -> None:
         self.execs: dict[Owner, ContainerExecs] = {}
-        self.reason: str | None = (
-            None  # why none are counted; empty: they are; None: the runtime is not asked
-        )
+        # Why execs are not counted; empty: they are counted; None: the runtime is not asked.
+        self.reason: str | None = None
         self._events = events
         self._metrics = metrics
         self._affinity = affinity
@@ -164,7 +163,7 @@ class ExecWatch:
         self._sleep = sleep
         self._cpu_seconds = cpu_seconds
         self._budget = _Budget(self._clock.monotonic)
-        # Kept processes that are still to be moved, by container, and of each whether this is its first move.
+        # Processes that wait for a move, by container and pid; True: it is the first move of the process.
         self._waiting: dict[str, dict[int, bool]] = {}
         self._has_waiting = asyncio.Event()
         self._targets: Mapping[str, ExecTarget] = {}  # exclusive containers by their id

@@ -160,7 +160,7 @@ class IdleStatePart:
         self._is_read = True
 
     def _change(self, quiet: CPUSet) -> list[str]:
-        """Set and restore bounds once; return, as one text for each, why bounds that should change did not."""
+        """Set and restore bounds once; return a reason for each bound that could not be changed."""
         self._read()
         self._states.check()
         failed: list[str] = []

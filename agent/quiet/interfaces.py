@@ -57,7 +57,7 @@ class Interrupts(Protocol):
         ...
 
     def of_device(self, address: str) -> tuple[str, ...]:
-        """Return the numbers of a device on the PCI bus; none if it has no MSI interrupts."""
+        """Return the interrupt numbers of a PCI device; empty if it has no MSI interrupts."""
         ...
 
     def near(self, number: str) -> CPUSet:
@@ -77,7 +77,7 @@ class Interrupts(Protocol):
 
 
 class Part(Protocol):
-    """Kernel values that change while CPUs are quiet; called from one thread at a time."""
+    """Kernel values that the agent changes while CPUs are quiet; called from one thread at a time."""
 
     @property
     def has_taken(self) -> bool:
@@ -85,7 +85,7 @@ class Part(Protocol):
         ...
 
     def round(self, quiet: Quiet) -> QuietPart | None:
-        """Change values for quiet CPUs, and restore others; None: not enabled, and nothing to restore.
+        """Change values for quiet CPUs and restore others; return None if the part is off and has nothing to restore.
 
         Raise Unavailable or Refused if nothing can be done.
         """

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from agent.quiet.irqbalance import Irqbalance
     from agent.reconcile.restorable import Restorable
 
-LOOK_SECONDS: Final = (
-    60.0  # between requests to an irqbalance that has the right list, or that does not answer
-)
+# Seconds between two requests to an irqbalance that has the right list or does not answer.
+LOOK_SECONDS: Final = 60.0
 _KEY: Final = "added"
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class InterruptBan:
     ) -> None:
         self._irqbalance = irqbalance
         self._is_managed = is_managed  # False: the operator configures irqbalance, so nothing is sent
-        # While its file cannot be used, no list may be sent.
+        # While the file of the saved list cannot be used, no list may be sent.
         self._saved = RestorableValue(saved, _KEY, _parse, _text)
         self._monotonic = monotonic
         # The daemon and the interrupts of the last request.
@@ -140,7 +139,7 @@ class InterruptBan:
         if self._is_proven and not added <= shown:
             self._writes = self._writes.saw(_KEY, now)
         if shown != before | fitting:
-            # The list was not sent, so the next round must not treat its absence as a foreign write.
+            # If the request fails, the next round must not treat the missing interrupts as a foreign write.
             self._is_proven = False
             self._saved.save(_Added(*daemon[:2], added | fitting))
             self._irqbalance.ban_interrupts(daemon, before | fitting)
@@ -156,7 +155,7 @@ class InterruptBan:
         return Unkept(f"its list has at most {MOST_LETTERS} characters", frozenset(map(str, left)))
 
     def restore(self) -> bool:
-        """Remove the added interrupts from irqbalance's list; return whether it has none of them."""
+        """Remove the added interrupts from irqbalance's list; return whether none is left there."""
         self._writes, self._last = ForeignWrites(), None
         self._heard.drop()  # an earlier answer must not hide that the list cannot be restored now
         if reason := self.leave(()).reason:

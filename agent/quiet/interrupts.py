@@ -18,7 +18,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 
 DEFAULT: Final = "default"
 _DEFAULT_FILE: Final = "default_smp_affinity"
-# EACCES: the file could not be opened without CAP_DAC_OVERRIDE.
+# EACCES: without CAP_DAC_OVERRIDE a file that has no write permission cannot be opened.
 _DENIED: Final = frozenset({errno.EPERM, errno.EACCES})
 _WRITE_BITS: Final = 0o222
 MOST_OF_DEVICE: Final = 2048  # interrupts of one device: MSI-X has no more
@@ -47,7 +47,7 @@ class KernelInterrupts:
     def identities(self) -> dict[str, int]:
         """Return a value for each interrupt number that differs if the number is later used for another interrupt.
 
-        The kernel gives a number to another driver, or to the same one again. Inodes of /sys/kernel/irq are unique in
+        The kernel reuses numbers of freed interrupts, also for the same driver. Inodes of /sys/kernel/irq are unique in
         a boot, unlike those of /proc/irq (Linux 5.5 and later).
         """
         try:

@@ -28,7 +28,7 @@ ANSWER_SECONDS: Final = 12.0  # releases before 1.9.4 may answer only after thei
 # Time for which an answer stays valid without a newer one, the same as for a noise level.
 SILENT_SECONDS: Final = 600.0
 MOST_BYTES: Final = 2**20  # longest answer, with 60 bytes for each interrupt
-# Longest request without its end: releases before 1.9.5 read at most 499 bytes, and act on these.
+# Longest request: releases before 1.9.5 read at most 499 bytes, and act on a truncated request.
 MOST_LETTERS: Final = 499
 _SOCKET: Final = re.compile(r"irqbalance([0-9]{1,9})\.sock")
 _SLEEP: Final = re.compile(rb"^\s*SLEEP ([0-9]{1,6})\b")
@@ -102,7 +102,7 @@ class Irqbalance:
         return found is not None and found.started == daemon.started
 
     def _daemon(self, pid: int) -> Daemon | None:
-        """Return a process if it is an irqbalance of root; in a pod any user may choose its name, so None there."""
+        """Return a process if it is root's irqbalance; None for one in a pod, where any user may choose the name."""
         folder = self._proc / str(pid)
         with suppress(*_ENDED):
             name, fields = read_stat(folder)
@@ -183,7 +183,7 @@ class LastAnswer(Generic[Answer]):
         self._heard = _Heard(daemon, asked, answer, now + SILENT_SECONDS)
 
     def drop(self) -> None:
-        """Drop the last answer, because irqbalance has shown another list since."""
+        """Drop the last answer."""
         self._heard = None
 
     def holds(self, daemon: Daemon, asked: AbstractSet[int], now: float) -> Answer | None:

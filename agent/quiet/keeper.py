@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from agent.quiet.mover import InterruptMover
     from pinning.contract import QuietWord
 
-IRQBALANCE: Final = "CPUs that irqbalance must not use"  # name of its list in conflicts
+# Name of irqbalance's list of banned CPUs in reported conflicts.
+IRQBALANCE: Final = "CPUs that irqbalance must not use"
 NO_PARTS: Final[Mapping[QuietWord, Part]] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Kept(NamedTuple):
     ban: InterruptBan  # makes irqbalance leave these interrupts alone
 
     def leave(self, keeps: Keeps) -> Unkept:
-        """Tell irqbalance which interrupts it must not move; return those that it may still move."""
+        """Send irqbalance the interrupts that it must not move; return those that it may still move."""
         return self.ban.leave(self.lookup.left_alone(keeps))
 
 
@@ -128,7 +129,7 @@ class QuietKeeper:
         if self._banned != quiet.cpus:
             self._keep_off(quiet.cpus)
         if stays and self._mover.has_moved:
-            unkept = self._kept.leave(keeps)  # some CPUs may have been restored in this round
+            unkept = self._kept.leave(keeps)  # this round may have changed where these fire
         failed = f"interrupts that could not be moved: {'; '.join(moved.failed)}" if moved.failed else ""
         foreign = (
             f"another program moves interrupts back: {', '.join(moved.conflicts)}" if moved.conflicts else ""

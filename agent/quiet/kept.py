@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
 
 LOOK_SECONDS: Final = 60.0
-# Interrupts of a container in a report; a glob in its policy may match all of the node.
+# Limit of interrupts reported for a container, because a glob may match all interrupts of the node.
 MOST_KEPT: Final = 512
 
 NONE_CROWDED: Final[Mapping[str, str]] = MappingProxyType({})

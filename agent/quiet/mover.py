@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Time until the agent retries to move an interrupt to its home CPUs, after the kernel refused that.
 ROOM_SECONDS: Final = 600.0
-# The second round finds interrupts that were requested during the first one, before it widened the default.
+# The second round finds interrupts requested during the first one, before it restored the default affinity.
 RESTORE_ROUNDS: Final = 2
 NO_STAYS: Final[Mapping[str, Stay]] = MappingProxyType({})
 
@@ -42,9 +42,9 @@ class Moved(NamedTuple):
     """The result of a round."""
 
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places, and that may fire on quiet CPUs
-    failed: tuple[str, ...] = ()  # movable interrupts that stay, each with the reason
+    failed: tuple[str, ...] = ()  # interrupts that could not be moved, each with the reason
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
-    is_steady: bool = True  # False: a CPU went offline or came back, so the round did nothing
+    is_steady: bool = True  # False: a CPU went offline or came back, so the round changed nothing
 
 
 @dataclass

@@ -30,7 +30,7 @@ class Measured(NamedTuple):
     cpus: CPUSet  # its own CPUs
     idle: CPUSet  # siblings kept idle for it
     cgroup: str  # cgroup of the container; empty: unknown
-    kept: frozenset[str] = frozenset()  # numbers of interrupts that stay on its CPUs, which do not disturb it
+    kept: frozenset[str] = frozenset()  # interrupts that stay on its CPUs by policy, not counted as noise
 
 
 @dataclass(frozen=True, slots=True)

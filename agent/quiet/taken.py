@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.reconcile.restorable import Restorable
 
-# Interrupt numbers that existed when the first affinity was changed, or appeared since.
+# Key of the interrupt numbers that existed when the first affinity was changed, or appeared since.
 KNOWN: Final = "known"
 _GROUP: Final = "alike/"  # interrupts with the same affinities
 _SINGLE: Final = "irq/"  # prefix of a record of one interrupt, as builds before 27 November 2026 wrote it
@@ -33,7 +33,7 @@ class TakenStore:
     def __init__(self, saved: Restorable) -> None:
         self._saved = saved
         self.taken: dict[str, Taken] = {}
-        # Identities by number; None: the kernel shows none.
+        # Identity of each known interrupt by number (None: unknown); None while the agent has changed no affinity.
         self.known: dict[str, int | None] | None = None
         self.is_read = False  # False: the file cannot be used, so that no interrupt may be moved
         saved.require(_check)

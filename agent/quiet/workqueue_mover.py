@@ -113,7 +113,7 @@ class WorkqueueMover:
         return not self._store.taken
 
     def _move(self, quiet: Quiet) -> list[str]:
-        """Change and restore masks once; return, as one text for each, why masks that should change did not."""
+        """Change and restore masks once; return a reason for each mask that could not be changed."""
         now = _Round(self._workqueues.identities())
         for name in now.identities:
             try:
@@ -130,7 +130,7 @@ class WorkqueueMover:
         if taken:
             self._store.change(taken)
         dropped = [name for name in self._store.taken if name not in now.identities]
-        # The bound of all is narrowed first, and widened last.
+        # The mask of all unbound workqueues is narrowed first, and widened last.
         order = sorted(now.decisions, reverse=not quiet.cpus)
         dropped += [name for name in order if not self._write(now, name)]
         dropped = [name for name in dropped if name in self._store.taken]
@@ -154,7 +154,7 @@ class WorkqueueMover:
         # Writing a mask would override the isolation of these CPUs.
         if decision.write and (ended := decision.write & isolated):
             raise Refused(
-                f"CPUs {ended} belong to an isolated cgroup partition, which a write would make invalid"
+                f"CPUs {ended} belong to an isolated cgroup partition, and a write would let workqueues use them"
             )
         if decision.is_foreign:
             now.foreign.append(name)

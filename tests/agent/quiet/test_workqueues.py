@@ -222,7 +222,7 @@ def test_moves_elsewhere_and_workqueues_made_anew_are_no_conflict(node: Node) ->
 
 
 def test_isolated_partition_is_not_undone(node: Node) -> None:
-    """The mask of all workqueues is not narrowed for CPUs of an isolated cgroup partition, which a write would undo."""
+    """The mask of all workqueues is not narrowed for isolated CPUs, because a write would let workqueues use them."""
     node.kernel.isolation = cpus("4-5")
     assert node.round("4-5") == DONE
     assert node.shown() == {**MOVED, ALL: "0-7"}
