@@ -50,7 +50,7 @@ class PoolReport:
     async def publish(self, state: NodeState) -> None:
         """Write the pools if they changed, then wait for the interval, so that later changes are coalesced.
 
-        Always raise Later, with the seconds until unchanged pools are written again.
+        Raise Later with the seconds until unchanged pools are written again, unless the state is not synchronised.
         """
         if not state.is_synchronised:
             return

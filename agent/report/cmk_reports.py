@@ -52,7 +52,7 @@ class CMKReports:
     async def publish(self, state: NodeState) -> None:
         """Write the reports that changed, then wait for the interval, so that later changes are coalesced.
 
-        Always raise Later, with the seconds until unchanged reports are written again.
+        Raise Later with the seconds until unchanged reports are written again, unless the state is not synchronised.
         """
         if not state.is_synchronised:
             return

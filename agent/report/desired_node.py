@@ -23,6 +23,7 @@ from pinning.contract import (
     CPUMANAGER_LABELS,
     DEGRADED_CONDITION,
     GATE_CPU_MANAGER,
+    GUARDED,
     KUBELET_CONDITION,
     NEAR_CPUS,
     NOISE_CONDITION,
@@ -142,7 +143,7 @@ def pools_text(
     options: NodeOptions,
     resources: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """Return the node's CPU sets, their owners and hidden costs as compact JSON; `resources` has its counts."""
+    """Return the node's CPU sets, their owners and hidden costs as JSON; `resources` are the published counts."""
     injected = sidecars(pods, state.seen_pods, options.sidecar)
     by_name = sorted(state.ledger, key=lambda assignment: assignment.name)
     owners = {assignment.name: _owner(assignment) for assignment in by_name} | _pod_pools(state)
@@ -163,7 +164,7 @@ def pools_text(
 
 
 def _pod_pools(state: NodeState) -> dict[str, Owner]:
-    """Return the pod-level pools as owners of CPUs by name, to publish them beside the containers."""
+    """Return the pod-level pools as owners of CPUs by name, to publish them with the containers."""
     pools = (pool for pool in state.ledger.pools.values() if pool.cpus)
     return {
         f"{pool.name}/{POOL_OWNER}": structs.replace(_owner(pool), policy=POD)
@@ -242,11 +243,11 @@ def _plugins(state: NodeState) -> Condition:
 
 def _noise(quiet: QuietResult) -> Condition:
     if not quiet.all_conflicts:
-        message = "no other program undoes what keeps CPUs quiet"
+        message = "no other program changes back interrupts or kernel settings of quiet CPUs"
         return Condition(NOISE_CONDITION, "False", "NoConflict", message)
     message = (
-        f"another program changed these back three times, and they are left alone until ten minutes have passed"
-        f" without that: {', '.join(quiet.all_conflicts)}: stop it, or let it ban CPUs {quiet.cpus}"
+        f"another program changed these back three times: {', '.join(quiet.all_conflicts)}: stop it, or let it ban"
+        f" CPUs {quiet.cpus}; the agent leaves them alone until ten minutes have passed without such a change"
     )
     reason = "InterruptsMovedBack" if quiet.conflicts else "KernelSettingsChangedBack"
     return Condition(NOISE_CONDITION, "True", reason, message[:LONGEST_MESSAGE])
@@ -258,8 +259,8 @@ def _degraded(state: NodeState, labelled: str | None) -> Condition:
         return Condition(DEGRADED_CONDITION, "True", "RuntimeNotListed", message[:LONGEST_MESSAGE])
     if state.listing_fault:
         message = (
-            "the runtime accepts no NRI plugin, so new containers are pinned through their cgroups, and marked ones"
-            f" wait for the agent: {state.listing_fault}"
+            "the runtime accepts no NRI plugin, so new containers are pinned through their cgroups, and a guard that"
+            f" was connected before rejects those of pods with the annotation {GUARDED}: {state.listing_fault}"
         )
         return Condition(DEGRADED_CONDITION, "True", "NRINotListed", message[:LONGEST_MESSAGE])
     if labelled is not None and labelled != state.group:
@@ -268,14 +269,17 @@ def _degraded(state: NodeState, labelled: str | None) -> Condition:
         ends = ", ".join(
             f"{kill.pod}/{kill.container} at {kill.when or 'an unknown time'}" for kill in state.kills
         )
-        message = f"killed for their memory limit: {ends}: raise resources.limits.memory of the DaemonSet"
+        message = (
+            f"containers were killed for their memory limit: {ends}: raise resources.limits.memory of the"
+            " DaemonSet"
+        )
         return Condition(DEGRADED_CONDITION, "True", "OutOfMemory", message[:LONGEST_MESSAGE])
     message = "the runtime lists its containers, and no container of corepin was killed for its memory limit"
     return Condition(DEGRADED_CONDITION, "False", "NotDegraded", message)
 
 
 def _group_changed(group: str, labelled: str) -> str:
-    now = f"is now {labelled[:LONGEST_LABEL]}" if labelled else "is gone"
+    now = f"is now {labelled[:LONGEST_LABEL]}" if labelled else "was removed"
     taken = key_of(labelled[:LONGEST_LABEL])
     return (
         f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(group)} since its start: delete its pod on"

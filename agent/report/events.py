@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.node_state import Path
-from pinning.contract import DEGRADED_CONDITION, PRODUCT
+from pinning.contract import DEGRADED_CONDITION, GUARDED, PRODUCT
 from pinning.planning.observed import AT_EACH_START, Owner
 from pinning.pods.identity import name_of
 from pinning.truncate import listed
@@ -112,7 +112,7 @@ def _of_refusal(
 
 
 def is_usual(refusal: Refusal) -> bool:
-    """Return whether every pod that requires CPUs beside devices has this refusal while it starts."""
+    """Return whether this refusal is one that every pod with CPUs near its devices gets while it starts."""
     return refusal.message.partition(";")[0] in AT_EACH_START
 
 
@@ -125,7 +125,8 @@ def _unknown(container: ContainerState) -> str:
 def _of_conflict(conflict: Conflict) -> Event:
     message = (
         f"another program changed the CPUs of container {conflict.owner.container} {conflict.rewrites} times:"
-        " find it (corepin doctor names candidates) and stop it; the agent tries again after 10 quiet minutes"
+        " find it (corepin doctor names candidates) and stop it; the agent tries again after 10 minutes without such a"
+        " change"
     )
     return Event(conflict.owner, Reason.CONFLICT, message)
 
@@ -158,8 +159,8 @@ def _not_guarding(state: NodeState) -> tuple[Owner, ...]:
 
 def _of_guard(guard: Owner) -> Event:
     message = (
-        "the runtime fails to list its containers and accepts no NRI plugin, so containers of marked pods are created"
-        f" unguarded: delete the pods that condition {DEGRADED_CONDITION} of the node names"
+        "the runtime fails to list its containers and accepts no NRI plugin, so containers of pods with the annotation"
+        f" {GUARDED} are created without a check: delete the pods that condition {DEGRADED_CONDITION} of the node names"
     )
     return Event(guard, Reason.NOT_GUARDING, message)
 

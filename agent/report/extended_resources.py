@@ -42,7 +42,7 @@ def node_resources(
     """Return the quantity to publish for each resource; None while pods or ledger are incomplete.
 
     `pods` are those bound to the node, `published` the last written quantities: while the agent only observes, none
-    rises above them. With `near` the counts of CPUs beside free devices are included.
+    rises above them. With `near` the counts of CPUs near free devices are included.
     """
     if not state.is_synchronised:
         return None

@@ -56,13 +56,13 @@ class MetricsReport:
         self._sidecar = options.sidecar
         self._load = Gauge(
             "corepin_agent_shared_millicores",
-            "CPU of the shared set, and what its containers request; more requested CPU than the set has is too much.",
+            "CPU of the shared set, and CPU that its containers request; a request for more overcommits the set.",
             ["kind"],
             registry=registry,
         )
         self._system = Gauge(
             "corepin_agent_system_millicores",
-            "CPU that containers of systemNamespaces request, and that the reserved CPUs have; 0 requested without such.",
+            "CPU of the reserved CPUs, and CPU that containers of systemNamespaces request (0 if not configured).",
             ["kind"],
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Limit the resources that count CPUs beside devices, so that a Node has room for its other resources. Pure.
+"""Limit the resources that count CPUs near devices, so that a Node has room for its other resources. Pure.
 
 The admission policy for the agent's writes refuses every write to a node with more than 1,000 resources, which would
 also stop updates of conditions and taints.
@@ -20,7 +20,7 @@ MOST_RESOURCES: Final = 900
 
 
 def fitting(node: Node, desired: DesiredNode) -> tuple[DesiredNode, int]:
-    """Return the desired node with the counts that fit, first by name, and the number of counts left out."""
+    """Return the desired node with the first counts by name that fit, and the number of counts left out."""
     near = sorted(name for name in desired.resources if name.startswith(NEAR_CPUS))
     present = {*(node.status.capacity or {}), *(node.status.allocatable or {}), *desired.resources}
     others = sum(not name.startswith(NEAR_CPUS) for name in present)

@@ -65,7 +65,8 @@ class NodeReport:
         self._answered: Node | None = None  # the response to the agent's own last request
         self._state: NodeState | None = None
         self._published: dict[str, int] | None = None
-        self._left_out = 0  # number of counts of CPUs beside devices for which the node has no room
+        # Number of counts of CPUs near devices that are not published, to limit the node's resources.
+        self._left_out = 0
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None

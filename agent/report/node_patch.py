@@ -63,7 +63,7 @@ def _quantity(number: int) -> str:
 
 
 def _other_resources(node: Node, desired: DesiredNode) -> set[str]:
-    """Return the node's resources to remove by prefix (`DesiredNode.no_other_resources`), as of removed devices."""
+    """Return the node's resources to remove by prefix (`DesiredNode.no_other_resources`), e.g. of removed devices."""
     prefix, status = desired.no_other_resources, node.status
     present = {*(status.capacity or {}), *(status.allocatable or {})} if prefix else set[str]()
     return {name for name in present - desired.resources.keys() if name.startswith(prefix)}

@@ -121,7 +121,7 @@ class TopologyReport:
         self.writes = 0
 
     async def publish(self, state: NodeState) -> None:
-        """Update the object, then always raise Later, so that it is checked again for foreign changes."""
+        """Update the object if the state is synchronised, then raise Later, so that foreign changes are found."""
         if not state.is_synchronised:
             return  # keep the object that was written before
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.clock import Clock
     from apiserver.errors import APIError
 
-# between two retries of any objects, so that many refused pods cause no more requests than one
+# Seconds between two retries of any objects, so that many refused pods cause no more requests than one pod.
 BETWEEN_SECONDS: Final = 5.0
 FIRST_SECONDS: Final = 5.0
 LONGEST_SECONDS: Final = 300.0

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class OverwrittenLabels:
-    """Labels that had their desired value once, so that another value later is known to be a foreign write."""
+    """Tracks labels that had their desired value, to detect foreign writes, and limits how often they are restored."""
 
     def __init__(self, clock: Clock, metrics: Metrics, window_seconds: float = WINDOW_SECONDS) -> None:
         self._clock = clock

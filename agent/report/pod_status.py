@@ -2,13 +2,14 @@
 
 Only pods that hold CPUs or were refused some get the annotation. A pod with CPUs gets it when its first container
 runs, because an earlier annotation would be rewritten at once. If the creation of a container was rejected, its pod
-gets the annotation as soon as the container may start, because the kubelet retries at once when the pod changes, and
-after some seconds at the latest, so that operators see its CPUs while a conflict lasts. Such an annotation, and that of
-a pod that was refused CPUs before, changes once more when the container may start. The refusal that the kubelet
-has not named the devices yet usually ends soon, so it is written only after some seconds. A pod with a gate gets the
-annotation immediately and keeps it; an empty annotation opens the gate. Facts that change without the pod are left
-out, so that one change of a pod is one PATCH: the shared set, except for containers that may also use it, and tasks
-that start and exit. Times and the details of a refusal are only updated when other content changes.
+gets the annotation as soon as the container may start, because the kubelet retries at once when the pod changes. It
+gets it after BLOCKED_SECONDS at the latest, so that operators see the CPUs of a pod whose container stays rejected; the
+annotation then changes once more when the container may start, and so does that of a pod that was refused CPUs before.
+While a pod starts, the kubelet usually names its devices within seconds, so a refusal for this reason is written only
+if it lasts longer. A pod with a gate gets the annotation immediately and keeps it; an empty annotation opens the gate.
+Each change of a pod is one PATCH, so facts that change independently of the pod are left out: tasks that start and
+exit, and the shared set, except for containers that may also use it. Times and the details of a refusal are only
+updated when other content changes.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def _may_start(pod: PodState) -> bool:
 def _is_waiting(pod: PodState, blocked_seconds: float) -> bool:
     """Return whether a pod without the annotation does not need it yet.
 
-    A pod needs it once a container runs, while it is gated, or if a refusal is not a usual one of its start. A claim
+    A pod needs it once a container runs, while it is gated, or if it has a refusal that does not end soon. A claim
     that the kubelet does not prepare is reported too. So are the CPUs of a pod of which a container was rejected,
     because the write makes the kubelet retry at once. While the retry would be rejected too, the report waits for at
     most BLOCKED_SECONDS, because the next retry comes only after the kubelet's backoff.
@@ -237,7 +238,8 @@ class PodReport:
         self._clock = clock
         # Since when each pod is blocked, by uid as the runtime knows it.
         self._blocked: dict[str, float] = {}
-        # Since when rejected containers of pods that were blocked may start; without pods that this got the annotation.
+        # Since when rejected containers of blocked pods may start, by uid. Pods without the annotation are left out,
+        # because their first annotation makes the kubelet retry.
         self._may_start: dict[str, str] = {}
         self.writes = 0
 
@@ -322,7 +324,7 @@ class PodReport:
             raise Later("a container is rejected while others run on its CPUs", seconds)
 
     async def reset(self) -> None:
-        """Remove the annotation from every pod of the node, as newly listed; raise the first refusal."""
+        """List the pods of the node and remove the annotation from each; raise the first refusal."""
         decoder, failed = PodDecoder(), list[APIError]()
         selector = {"fieldSelector": f"spec.nodeName={self._node}"}
         async for page in pages(self._api, PODS, selector, METADATA_LIST):
@@ -341,7 +343,7 @@ class PodReport:
             before = self._current(pod)
             if uid not in known and uid not in seen:
                 continue  # the pod was created after the state was computed
-            if before is None:  # the first annotation reminds the kubelet by itself
+            if before is None:  # the first annotation itself makes the kubelet retry
                 self._may_start.pop(uid, None)
             blocked_seconds, may_start = now - self._blocked.get(uid, now), self._may_start.get(uid, "")
             after = pod_status(known[uid], before, blocked_seconds, may_start) if uid in known else None

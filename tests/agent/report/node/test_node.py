@@ -165,7 +165,7 @@ def test_changed_group_label_is_a_condition_until_restored() -> None:
                 "small",
                 "is now small, but the agent runs with config.big.yaml since its start: delete its pod",
             ),
-            (None, "is gone, but the agent runs with config.big.yaml"),
+            (None, "was removed, but the agent runs with config.big.yaml"),
         ):
             server.written.clear()
             server.others(metadata={"labels": {group: label}})
