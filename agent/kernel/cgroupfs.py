@@ -95,7 +95,7 @@ class Hierarchy:
 def find_hierarchy(root: Path) -> Hierarchy:
     """Return the controllers below `root` (/sys/fs/cgroup); raise Refused if there is no cpuset controller.
 
-    A hybrid host mounts v1 hierarchies and an empty v2 beside them: then v1 has the controllers.
+    A hybrid host mounts v1 hierarchies and a v2 hierarchy without controllers: then v1 is returned.
     """
     if (root / "cpuset" / CPUS).exists():
         joint = root / "cpu,cpuacct"
@@ -181,7 +181,7 @@ def child_names(folder: Path, most: int | None = None) -> list[str]:
 
 
 def ids_below(folder: Path, file: str) -> Iterator[int]:
-    """Yield the process or thread ids in a file of a cgroup and of at most MOST_CGROUPS cgroups below it."""
+    """Yield the process or thread ids in a file of a cgroup and of those below it, of at most MOST_CGROUPS in all."""
     yield from ids_in(islice(walk(folder), MOST_CGROUPS), file)
 
 
@@ -193,7 +193,7 @@ def ids_in(folders: Iterable[Path], file: str) -> Iterator[int]:
 
 
 def is_crowded(folder: Path) -> bool:
-    """Return whether a cgroup has more than MOST_CGROUPS cgroups below it."""
+    """Return whether a cgroup has MOST_CGROUPS cgroups or more below it."""
     return len(list(walk(folder))) > MOST_CGROUPS
 
 

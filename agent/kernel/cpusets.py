@@ -42,7 +42,7 @@ class KernelCpusets:
     def read(self, cgroup: str) -> CPUSet:
         """Return the cgroup's effective CPUs; raise Gone if the cgroup does not exist."""
         file = self._usual_file(cgroup)
-        # This check is cheap, and on a node without a kubelet its cgroup is searched for every second.
+        # This check is cheap: on a node without a kubelet, a poll searches for the kubelet's cgroup every second.
         if not (self._files.has(file) or self._hierarchy.has(cgroup)):
             raise Gone(f"{self._folder(cgroup)} does not exist any more")
         try:
@@ -80,8 +80,8 @@ class KernelCpusets:
         """Write `cpuset.cpus`; raise Gone, Refused (errno in words), Unfinished, or ValueError for an empty set.
 
         Child cgroups that the container created are changed too, and the affinities of its threads are restored
-        afterwards. A runtime writes only the container's own cgroup, so on v1 its children keep their CPUs. A
-        child that has all CPUs of `before` is changed too.
+        afterwards. If a runtime has changed the container's own cgroup, its children on v1 still have the CPUs
+        `before` that change; they are changed too.
         """
         if not cpus:
             raise ValueError(f"{cgroup}: an empty set is not a cpuset")

@@ -28,7 +28,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 
 
 def place_exec(pid: int, cgroup: str, cpus: CPUSet, started: int | None = None) -> PlacedExec | None:
-    """Set the affinity of a process in a cgroup, and of its descendants there; return its start time and delay.
+    """Set the affinity of a process in a cgroup and of its descendants there; return its start time and the delay.
 
     Returns None if the process has exited, if the pid was reused (the process is not in this cgroup, or has
     another start time), if it and its descendants have more than MOST_THREADS threads, or if threads start faster

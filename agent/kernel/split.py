@@ -1,4 +1,4 @@
-"""Split the tasks of a container that may use pools besides its own CPUs: each task runs on one or the other.
+"""Split the tasks of a container that may use pools: each task runs on the container's own CPUs or on the pools.
 
 A cpuset change resets masks that no longer fit, and before Linux 6.2 all masks: the task may then run on every CPU of
 its container. So tasks are moved before the change, while the container has its old and new CPUs, and again after it.

@@ -59,7 +59,7 @@ class Subtrees:
         self._cpu_time = cpu_time
 
     def move(self, folder: Path, cpus: CPUSet, before: CPUSet = EMPTY) -> None:
-        """Write `cpus` to a cgroup and to those below it, also to those that another program left on `before`.
+        """Write `cpus` to a cgroup and to those below it, also to children that still have the earlier CPUs `before`.
 
         Raise Gone, Refused, and Unfinished after MOST_CGROUPS or TURN_SECONDS. Until a later call ends the move, the
         cgroup has its old CPUs and the new ones.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")  # clock ticks per second
 CROWDED = (
-    f"not all of its tasks are looked at: it has made {MOST_CGROUPS} cgroups or more; let it remove those that it does not"
-    " use, or take away its right to write its cgroup"
+    f"not all of its tasks are checked: it has made {MOST_CGROUPS} cgroups or more; let it remove those that it does"
+    " not use, or take away its right to write its cgroup"
 )
 # Names of runc's processes in a container's cgroup before they execute the container's command: runc re-executes itself
 # from /proc/self/exe or a numbered descriptor, and names its stages. "": the process has exited.
@@ -106,7 +106,9 @@ def widen(tasks: Callable[[], Collection[int]], first: int, usable: CPUSet, cpus
         return 0
     moved = move_threads(ListedThreads(tasks), lambda _, mask: cpus if mask == inherited else None)
     if not moved.is_settled:
-        raise Unsettled(f"its tasks create tasks faster than the agent widens them: {len(moved.masks)} were")
+        raise Unsettled(
+            f"its tasks create tasks faster than the agent widens them: {len(moved.masks)} were set"
+        )
     return sum(mask != inherited for mask in moved.masks.values())
 
 
