@@ -18,11 +18,12 @@ from agent.wrappers.protocol import Crowded, Denied
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AT_ONCE: Final = 256  # open connections of one container: it never has that many cores
+AT_ONCE: Final = 256  # open connections of one container, which never has that many cores
 OPEN: Final = 2048  # open connections of the node; once reached, each pod and container has an equal share
-RATE: Final = 70.0  # turns per second on the node; an answer takes the agent half a millisecond to one
+RATE: Final = 70.0  # turns per second on the node; an answer takes the agent 0.5 to 1 ms
 BURST: Final = 512  # turns that may begin at once after the node was idle
-RESERVE: Final = 32  # turns that may begin at once after a pod was idle, shared by the pods that are busy
+# Turns that a pod may begin at once after it was idle, divided by the number of busy pods.
+RESERVE: Final = 32
 # Waiting turns begun in one iteration of the loop, so that a burst does not block it.
 BEGUN_AT_ONCE: Final = 4
 REFUSALS: Final = 64  # refusals answered with a reason after a container was idle; then one per second
@@ -50,7 +51,7 @@ class Connections:
         """Count a connection; raise Denied at the container's limit, Crowded at its share of a full node."""
         pod = self._of_pod.get(origin.pod, Counter())
         if pod[origin.container] >= AT_ONCE:
-            raise Denied(f"too many wrappers ask at once from this container: {AT_ONCE} at a time may")
+            raise Denied(f"too many wrappers ask at once from this container: at most {AT_ONCE} may")
         if self._total >= OPEN and not self._has_share(pod, origin.container):
             raise Crowded("all connections of the node are in use, and this container has its share of them")
         self._of_pod.setdefault(origin.pod, pod)[origin.container] += 1

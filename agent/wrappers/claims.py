@@ -64,8 +64,8 @@ class LiveClaims:
     def restore(self, claims: Sequence[Claim]) -> tuple[Claim, ...]:
         """Restore the last agent's claims whose processes still run; return the others.
 
-        If two claims overlap, the later one is restored, because a process may run on after its claim ended. If there
-        is no file descriptor for a process, its claim is kept until its container ends, because the process may run.
+        If two claims overlap, the later one is restored, because a process may run on after its claim ended. If no file
+        descriptor can be opened for a process, its claim is kept until its container ends, because it may still run.
         """
         lost, unwatched = [], 0
         for claim in filter(self.registry.is_free, reversed(claims)):
@@ -163,7 +163,7 @@ class Reclaimer:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
         self._pools = dict(kept.pools)  # CPUs of the pools with running processes, by pool
-        # Claims that ended before the first pass, which provides the topology; each with how its end is known.
+        # Claims that ended before the first pass, which provides the topology, with the source of each exit.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
     def lost(self, claims: tuple[Claim, ...]) -> None:

@@ -34,8 +34,8 @@ async def not_known(_: str) -> None:
 class RuntimeExits:
     """Ended first processes whose exit status is unknown until the runtime lists their containers as exited.
 
-    `killed` is called with the entries of a killed process. Ends that wait for the runtime are not saved, so they are
-    never listed if the agent exits.
+    `killed` is called with the entries of a killed process. Entries that wait for the runtime are not saved, so they
+    are lost if the agent exits.
     """
 
     def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
@@ -84,7 +84,7 @@ class RuntimeExits:
         except Unavailable:
             return False
         else:
-            reason = "the runtime does not say"
+            reason = "the runtime reports no exit code"
         entries = self._unsettled.pop(container_id)
         if end is None:
             facts = {"container": entries[0].container, "pid": entries[0].pid, "reason": reason}

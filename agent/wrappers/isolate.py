@@ -76,7 +76,7 @@ class Isolator:
             raise
 
     def _environment(self, container: PassedContainer, want: Want, cpus: CPUSet) -> dict[str, str]:
-        """Return CMK's environment variables for the program; with strict threads without CPUs that it may not use."""
+        """Return CMK's environment variables for the program; strict threads remove pool CPUs that it may not use."""
         view = self._view()
         within = view.reach(container.owner, shared_use(want)) if self._is_strict else None
         return view.environment(cpus, within)

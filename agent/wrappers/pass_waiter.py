@@ -99,7 +99,7 @@ class NodeView:
     def check_pool(self, use: PoolUse) -> None:
         """Raise Denied for a pool without CPUs."""
         if not self.pool(use):
-            raise Denied(f"No cpu lists in pool {use.pool}: none of its CPUs runs now")
+            raise Denied(f"No cpu lists in pool {use.pool}: none of its CPUs is online")
 
     def _within(self, cpus: CPUSet, socket: int | None) -> CPUSet:
         return cpus if socket is None else cpus & self._topology.packages.get(socket, EMPTY)
@@ -158,7 +158,7 @@ class PassWaiter:
         self._ended = asyncio.Event()
 
     async def until(self, is_true: Callable[[], bool], seconds: float) -> bool:
-        """Request passes until a condition is true after one; return False after `seconds` without that."""
+        """Request passes until one makes a condition true; return False if none does within `seconds`."""
         if is_true():
             return True
         self.request()

@@ -44,7 +44,7 @@ class Peer:
         self.pidfd = pidfd
 
     def has_ended(self) -> bool:
-        """Return whether the process exited; a zombie has."""
+        """Return whether the process exited; True for a zombie."""
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))

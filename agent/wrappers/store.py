@@ -34,7 +34,7 @@ VERSION: Final = 2
 FILE: Final = "wrappers.json"  # in the state directory
 SPARE_LINES: Final = 1000  # the file is rewritten when it exceeds twice its valid lines by this number
 REST_SECONDS: Final = 1.0  # between retries for requests after a failure, because each writes the whole file
-MOST_RECLAIMED: Final = 256  # reclaimed entries of a node: 16 kB in its object
+MOST_RECLAIMED: Final = 256  # reclaimed entries of a node: 16 kB in its ReconcileReport
 _DAMAGES: Final = (ValueError, KeyError, TypeError, AttributeError, PinningError)
 Used = tuple["Owner", frozenset["PoolUse"]]  # a container, and the pools that it uses besides its own cores
 

@@ -129,7 +129,7 @@ NOT_SHOWN = {
         "delete the pods that name them",
     ),
     *("claims need a kubelet of Kubernetes 1.36 or later", "it was missing, or had been changed"),
-    *("how a process ended is not known", "the runtime does not say"),
+    *("how a process ended is not known", "the runtime reports no exit code"),
     # Texts about closed connections, and about a socket that the agent cannot create.
     *(
         "the process that asked has exited",
