@@ -355,7 +355,10 @@ def _troubles(facts: Facts) -> Iterator[Check]:
             "memory", f"the kernel killed a container of corepin for its memory limit: {kill}", remedy
         )
     for name in facts.agent.conflicts:
-        remedy = "find who writes its cpuset (see other writers) and stop it; the agent repairs it after 10 quiet minutes"
+        remedy = (
+            "find the program that writes its cpuset (see other writers) and stop it; the agent repairs it after 10"
+            " minutes without such a write"
+        )
         yield finding("conflicts", f"another program keeps rewriting the CPUs of {name}", remedy)
     for name in facts.agent.failures:
         yield finding("failures", f"the CPUs of {name} could not be set", log)

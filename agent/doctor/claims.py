@@ -47,7 +47,7 @@ NOT_WANTED: Final = ClaimFacts()
 def claim_checks(facts: ClaimFacts, *, has_room: bool | None, observes: bool) -> Iterator[Check]:
     """Yield the findings on claims; none if the agent is not their driver.
 
-    `has_room`: cores are free for claims beside other containers; None: not known.
+    `has_room`: the agent has CPUs to publish for claims, also those that claims hold; None: not known.
     """
     if not facts.is_wanted:
         return

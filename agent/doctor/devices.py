@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from agent.doctor.check import Check
 
 BEST: Final = (
-    "topologyManagerPolicy: best-effort of the kubelet puts them together where it can, and rejects no pod"
+    "topologyManagerPolicy: best-effort of the kubelet puts the devices of a container together where it can, and"
+    " rejects no pod"
 )
 REJECTING: Final = frozenset({"restricted", "single-numa-node"})
 
@@ -29,7 +30,7 @@ NO_DEVICES: Final = DeviceFacts("", {})
 
 
 def device_checks(facts: DeviceFacts) -> Iterator[Check]:
-    """Yield the check of what the topology manager's policy means for devices; none without such devices."""
+    """Yield the check of the topology manager's policy; none if no container with CPUs has devices."""
     subject = "topology manager"
     several = [name for name, resources in facts.resources.items() if len(resources) > 1]
     apart = f"the devices of {listed(several)}, which are of several kinds, may be on different NUMA nodes"

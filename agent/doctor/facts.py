@@ -253,7 +253,7 @@ def _runtime(socket: Path | None, missing: dict[str, str]) -> str | None:
         if socket is None:
             missing["runtime"] = "none of the usual CRI sockets exists"
         elif not socket.exists():
-            missing["runtime"] = f"{socket} is not there"
+            missing["runtime"] = f"{socket} does not exist"
         else:
             return asyncio.run(_identify(socket))
     except AgentError as error:

@@ -48,7 +48,7 @@ def group_checks(facts: GroupFacts) -> Iterator[Check]:
             "add the key, or change the label",
         )
     elif running is not None and labelled != running:
-        now = f"is {labelled}" if labelled else "is gone"
+        now = f"is {labelled}" if labelled else "was removed"
         message = f"label {CPU_GROUP_LABEL} {now}, but the agent runs with {key_of(running)}"
         yield finding(
             subject, message, f"delete the agent's pod on this node: the next one takes {key_of(labelled)}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NearFacts(NamedTuple):
-    """Counts of CPUs beside devices (on their NUMA nodes), as read from the API server."""
+    """Counts of free CPUs on the NUMA nodes of devices, as read from the API server."""
 
     is_wanted: bool = False  # the agent is configured to publish these numbers
     counts: Mapping[str, str] | None = None  # allocatable amount of each resource; None: not known
@@ -27,7 +27,7 @@ NOT_WANTED: Final = NearFacts()
 
 
 def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> Iterator[Check]:
-    """Yield the check of the published counts of free CPUs beside devices; none if the feature is off."""
+    """Yield the check of the published counts of free CPUs near devices; none if the feature is off."""
     subject = "CPUs beside devices"
     if not facts.is_wanted:
         return
@@ -40,7 +40,7 @@ def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> It
         counts = [f"{name} {count}" for name, count in facts.counts.items()]
         is_any = devices.policy == "none" and len(facts.counts) > 1
         seen = f"schedulers count these CPUs beside devices: {listed(counts)}"
-        yield ok(subject, seen, f"fewer pods would wait: {BEST}" if is_any else "")
+        yield ok(subject, seen, f"so that fewer pods wait: {BEST}" if is_any else "")
     elif devices.resources:
         message = (
             "the node publishes no CPUs beside devices, so pods that require some are not scheduled here"

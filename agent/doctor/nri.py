@@ -1,4 +1,4 @@
-"""Check that the agent can set containers' CPUs over NRI before they start; the remedy tells how. Pure."""
+"""Check that the agent can set containers' CPUs over NRI before they start; the remedy says how to enable it. Pure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def nri_checks(runtime: str, socket: Socket, agent: AgentNRI | None) -> Iterator
     elif agent and agent.is_not_listed:
         remedy = (
             "delete the pods with the largest environments, and set a quota for the ConfigMaps of their namespaces;"
-            " the agent is back within a minute"
+            " the agent connects again within a minute"
         )
         yield finding(SUBJECT, f"the runtime refuses the agent ({agent.reason}); {LATER}", remedy)
     elif socket is Socket.SILENT:
@@ -112,7 +112,10 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
             remedy,
         )
     elif is_guarded:
-        yield ok(subject, "no container starts without CPUs that it requires, also while the agent is away")
+        yield ok(
+            subject,
+            "no container starts without CPUs that it requires, also while the agent is not connected",
+        )
     else:
         remedy = "the component guard holds them back then too"
         if has_validators(runtime) is False:
@@ -120,7 +123,8 @@ def held_back_checks(runtime: str, *, holds: bool, is_guarded: bool) -> Iterator
             remedy += f", with {support.title} {'.'.join(map(str, support.validators))} or later"
         yield ok(
             subject,
-            "no container starts without CPUs that it requires, but on any CPU while the agent is away",
+            "no container starts without CPUs that it requires while the agent is connected; while it is not, such a"
+            " container starts on any CPU",
             remedy,
         )
 

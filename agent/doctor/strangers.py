@@ -22,7 +22,9 @@ _UNIT: Final = re.compile(r"[^/]+\.(?:service|scope|socket|mount|swap)(?=/|$)")
 _SLICE: Final = re.compile(r"/([^/]+\.(?:slice|scope))(?=/|$)")
 # Cgroup of CRI-O's monitor of one container, which copies the container's output.
 _CONMON: Final = "/crio-conmon-"
-_MAP: Final = "corepin map shows where its containers may run; the agent moves back what left its CPUs"
+_MAP: Final = (
+    "corepin map shows where its containers may run; the agent moves back threads that left their CPUs"
+)
 
 
 class Stranger(NamedTuple):
@@ -81,7 +83,7 @@ def _conmon(pod: str | None, pods: Mapping[str, str]) -> str:
 def _conmon_remedy(others: CPUSet) -> str:
     return (
         f'write `infra_ctr_cpuset = "{others}"` and `conmon_cgroup = "pod"` below [crio.runtime] into the configuration of'
-        " CRI-O, and restart it; containers that are made from then on have their conmon there"
+        " CRI-O, and restart it; the conmon of each container created afterwards runs there"
     )
 
 

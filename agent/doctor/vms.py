@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from agent.doctor.check import Check
 
-_UNTOLD: Final = (
+_UNIDENTIFIED: Final = (
     "a machine whose vCPU threads are not identified runs on all of its CPUs, without one CPU for each vCPU"
 )
 
@@ -49,7 +49,7 @@ def _threads(facts: VMFacts) -> Check:
     remedy = "mount debugfs on the node (systemd: sys-kernel-debug.mount), or name its place with --debugfs"
     if facts.may_probe:
         return ok(subject, "identified by their names, otherwise by their system calls (no debugfs)", remedy)
-    message = f"identified by their names alone (neither debugfs nor SYS_PTRACE); {_UNTOLD}"
+    message = f"identified by their names alone (neither debugfs nor SYS_PTRACE); {_UNIDENTIFIED}"
     return ok(subject, message, f"{remedy}; or take the component vm-probe (Helm: agent.vmProbe: true)")
 
 
@@ -58,7 +58,8 @@ def _kubelet(silence: str) -> Check:
     if not silence:
         return ok(subject, "it reports which ones it assigned")
     message = (
-        f"it does not report which ones it assigned ({silence}), so containers have what their cpusets show"
+        f"it does not report which ones it assigned ({silence}), so corepin takes the CPUs of containers from their"
+        " cpusets"
     )
     remedy = "mount pod-resources of the kubelet's root directory, in which the file of --kubelet-state is"
     return finding(subject, message, remedy)

@@ -70,9 +70,9 @@ def test_fine_node_has_no_findings() -> None:
             "or a later one",
         ),
         "runtime away": (
-            {"runtime": None, "missing": {"runtime": "/x.sock is not there"}},
+            {"runtime": None, "missing": {"runtime": "/x.sock does not exist"}},
             "runtime",
-            "/x.sock is not there",
+            "/x.sock does not exist",
             "start it",
         ),
         "static": ({"kubelet": KubeletPolicy.STATIC}, "kubelet", "only observes", "cpuManagerPolicy: none"),
@@ -126,7 +126,12 @@ def test_fine_node_has_no_findings() -> None:
             "another NRI plugin (10-balloons) sets CPUs too",
             "stop it",
         ),
-        "conflict": ({"agent": replace(AGENT, conflicts=("a/b/c",))}, "conflicts", "a/b/c", "who writes"),
+        "conflict": (
+            {"agent": replace(AGENT, conflicts=("a/b/c",))},
+            "conflicts",
+            "a/b/c",
+            "the program that writes",
+        ),
         "failure": ({"agent": replace(AGENT, failures=("a/b/c",))}, "failures", "a/b/c", "log"),
         "refusal": ({"agent": replace(AGENT, refusals=("a/b/c: no",))}, "refusals", "a/b/c: no", "again"),
         "stranger": (

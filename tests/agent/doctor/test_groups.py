@@ -28,7 +28,7 @@ THERE = frozenset({"big", "small"})
         pytest.param(
             GroupFacts("", "big"),
             "finding",
-            "label corepin.io/cpu-group is gone",
+            "label corepin.io/cpu-group was removed",
             id="removed, nothing mounted",
         ),
         pytest.param(

@@ -80,8 +80,8 @@ def test_remedy_without_a_folder_names_the_component() -> None:
 @pytest.mark.parametrize(
     ("runtime", "holds", "is_guarded", "message", "remedy"),
     [
-        pytest.param(NEW, True, True, "also while the agent is away", "", id="guard"),
-        pytest.param(NEW, True, False, "on any CPU while the agent is away", "the component guard", id="no guard"),
+        pytest.param(NEW, True, True, "also while the agent is not connected", "", id="guard"),
+        pytest.param(NEW, True, False, "starts on any CPU", "the component guard", id="no guard"),
         pytest.param("containerd 2.1.4", True, False, "on any CPU", "containerd 2.2 or later", id="too old"),
         pytest.param("cri-o 1.34.0", True, False, "on any CPU", "the component guard", id="CRI-O"),
         pytest.param("cri-o 1.33.5", True, False, "on any CPU", "with CRI-O 1.34 or later", id="CRI-O too old"),
