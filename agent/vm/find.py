@@ -43,7 +43,8 @@ class Sandbox:
 def find_container_vmm(reads: SharedReads, cgroup: str) -> VMM | None:
     """Return the QEMU process of KubeVirt's compute container.
 
-    Returns None if it does not run yet. QEMU processes that libvirt starts to probe features have no guest name.
+    Returns None if it does not run yet. QEMU processes without a guest name are skipped: libvirt starts them to probe
+    features.
     """
     commands = _commands(reads, ids_in(reads.roots.hierarchy, [cgroup], PROCS))
     guests = [command for command in commands if kind_of(command.program) == "qemu" and _guest_name(command)]
@@ -72,7 +73,7 @@ def find_sandbox_vmm(reads: SharedReads, sandbox: Sandbox) -> VMM | None:
 
 
 def _parents(reads: SharedReads, commands: list[Command]) -> list[Command]:
-    """Return the processes that are no child of another one, because crosvm runs each device in a child process."""
+    """Return the processes whose parent is not in the list, because crosvm runs each device in a child process."""
     pids = {command.pid for command in commands}
     return [command for command in commands if reads.parent(command.pid) not in pids - {command.pid}]
 

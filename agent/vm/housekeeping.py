@@ -22,7 +22,7 @@ class Housekeeping(NamedTuple):
 
 
 def read_housekeeping(hierarchy: Hierarchy, cgroup: str) -> Housekeeping | None:
-    """Return the housekeeping cgroup below a compute container's `cgroup`; None without one; raise Refused."""
+    """Return the housekeeping cgroup below a compute container's `cgroup`; None if it has none; raise Refused."""
     folder = hierarchy.folder(cgroup) / _NAME
     try:
         cpus = read_cpus(folder / hierarchy.effective[0])

@@ -35,7 +35,8 @@ _TAKEN: Final = frozenset({"object", "device", "append", *_FIRST})
 _VERSION: Final = re.compile(
     r"(?:pc|pc-q35|pc-i440fx|virt|s390-ccw-virtio|pseries)-([0-9]{1,2})\.([0-9]{1,2})"
 )
-_PREFERS_CORES: Final = (6, 2)  # machines of earlier versions turned unplaced CPUs into sockets
+# Machine types before this version turn CPUs without a given part into sockets.
+_PREFERS_CORES: Final = (6, 2)
 _BACKEND: Final = "memory-backend-"
 _ON: Final = frozenset({"on", "yes", "true", "y", True})
 

@@ -142,7 +142,7 @@ class SharedReads:
 
     @cached_property
     def _outside_by_part(self) -> Mapping[str, list[Command]]:
-        """The processes outside of containers by the words of their command lines; none in containers is read."""
+        """The processes outside of containers, by each word and path component of their command lines."""
         found: dict[str, list[Command]] = {}
         for command in self._outside:
             for part in parts_of(command.words):

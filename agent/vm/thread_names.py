@@ -68,7 +68,7 @@ def kind_of(program: str) -> Kind:
 
 @lru_cache(maxsize=1024)
 def companion_role(program: str) -> Role | None:
-    """Return the role of a program that Kata runs beside the VMM, such as the shim; None for other programs."""
+    """Return the role of a program that Kata runs in addition to the VMM, such as the shim; None for others."""
     return next((role for pattern, role in _COMPANIONS if pattern.fullmatch(program)), None)
 
 

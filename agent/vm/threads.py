@@ -46,7 +46,7 @@ def is_running(roots: Roots, vmm: VMM) -> bool:
 
 
 def is_there(reads: SharedReads, known: VMThreads, thread: VMThread) -> bool:
-    """Return whether a thread still exists, so that its id was not reused."""
+    """Return whether a thread still exists and its id was not reused."""
     if thread.process != known.vmm.pid:
         return is_outside(reads, thread)
     with suppress(AgentError), opened(reads.roots.proc, known.vmm.pid) as process:
