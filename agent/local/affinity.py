@@ -61,7 +61,7 @@ class AffinityCgroups:
         return is_empty
 
     def found(self) -> list[str]:
-        """Return every cgroup that the environment of a process names."""
+        """Return every cgroup of this agent that the environment of a process names."""
         cgroups = {cgroup for _, cgroup in _marked() if cgroup.startswith(f"{self._root}/")}
         for cgroup in cgroups:
             masks = [read_affinity(task) for task in self.tasks(cgroup)]
@@ -121,7 +121,7 @@ class AffinityCgroups:
 
 
 def _marked() -> list[tuple[int, str]]:
-    """Return every process of this agent's containers, with the cgroup that its environment names."""
+    """Return every live process of any agent's local containers, with the cgroup that its environment names."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
     marked = ((pid, variable(environment, MARK)) for pid, environment in environments(pids))
     return sorted((pid, cgroup) for pid, cgroup in marked if cgroup and is_alive(pid))

@@ -1,4 +1,4 @@
-"""The manifests in a folder; each is read after a change, once it is completely written.
+"""The manifests in a folder; a changed one is read again once it is completely written.
 
 If a file cannot be read or is incomplete, its pods stay unchanged.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pinning.pods.types import Pod
 
-# a file changed more recently may be incomplete, unless the kernel reports that it was closed
+# a known file that changed more recently may be incomplete, unless the kernel reports that it was closed
 SETTLE_SECONDS: Final = 0.5
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _TEMPORARY: Final = (".", "#", "~")  # first letters of editors' temporary files
@@ -65,7 +65,7 @@ class ManifestFiles:
         return True
 
     def _read(self, name: str, stat: os.stat_result, *, is_closed: bool) -> None:
-        """Read one file if it has changed and is completely written."""
+        """Read one file if it is new, or if it has changed and is completely written."""
         version = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         before = self._files.get(name)
         if before and before.version == version:

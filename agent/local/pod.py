@@ -175,7 +175,7 @@ class LocalPod:
         self.is_ending = True
 
     def close(self) -> None:
-        """Leave every process running."""
+        """Stop watching the processes, which keep running."""
         for container in self._containers.values():
             if container.process:
                 container.process.close()

@@ -1,6 +1,6 @@
 """Pods from a folder of manifests (interface `PodSource`): for the demo, for tests, and without Kubernetes.
 
-A pod is deleted when its file is removed, or is written without it. Problems of a file are logged.
+A pod is deleted when its file is removed, or is rewritten without the pod. Problems of a file are logged.
 """
 
 from __future__ import annotations

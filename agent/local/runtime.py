@@ -2,8 +2,8 @@
 
 It is kubelet and runtime in one, without images, namespaces and probes. All work is done when the agent lists the
 containers, which it does in every pass. New containers are listed as created, so the agent sends their CPUs in the same
-pass. They then start on these CPUs. A container that got no CPUs in that pass starts in the next one. SIGTERM of the
-agent ends no container; the next agent finds them by their cgroups.
+pass. They then start on these CPUs. A container that got no CPUs in that pass starts in the next one. If the
+agent gets SIGTERM, its containers keep running, and the next agent finds them by their cgroups.
 """
 
 from __future__ import annotations
