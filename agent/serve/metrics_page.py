@@ -36,7 +36,7 @@ class MetricsPage:
         return await asyncio.shield(self._rendering)
 
     async def _render(self) -> bytes:
-        """Collect in the event loop, because gauges are empty for a moment while it updates them; format in a thread."""
+        """Collect in the event loop, because gauges are empty for a moment while it sets them; format in a thread."""
         return await asyncio.to_thread(generate_latest, _Values(list(self._registry.collect())))
 
 

@@ -157,7 +157,7 @@ def _container(state: ContainerState, vm: VMState | None) -> Container:
 
 
 def _counted(container: Container, owner: Owner, state: NodeState) -> Container:
-    """Return the container with the values that are counted continuously."""
+    """Return the container with its noise and exec counts."""
     if noise := state.noise.get(owner):
         container = replace(container, noise=replace(container.noise or Noise(), **noise._asdict()))
     if execs := state.execs.get(owner):
