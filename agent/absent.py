@@ -1,4 +1,4 @@
-"""Null objects for the interfaces whose implementation a node may lack; `agent.main` chooses them."""
+"""Null objects for the interfaces whose implementation a node may lack; each class names the case that it is for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_KUBELET: Final = f"no kubelet reports devices to this agent: set device-polic
 
 
 class NoOwners:
-    """No owner is known before the runtime lists its container (interface `Owners`)."""
+    """The owner of a container is not known before the runtime lists it (interface `Owners`)."""
 
     def known(self, container_id: str) -> Owner | None:
         """Return None, because nothing is known."""
@@ -196,7 +196,7 @@ class NoDevices:
         return {}
 
     def unknown(self) -> Mapping[Owner, str]:
-        """Return the containers that require CPUs beside devices."""
+        """Return the containers that require CPUs near devices, with the reason why their devices are not known."""
         return self._unknown
 
     def free(self) -> None:
@@ -206,7 +206,7 @@ class NoDevices:
         """Ignore the devices of a checkpoint."""
 
     def follow(self, observed: Observed, names: Mapping[str, tuple[str, str]]) -> None:
-        """Record the containers that require CPUs beside devices, because no kubelet will report their devices."""
+        """Record the containers that require CPUs near devices, because no kubelet will report their devices."""
         self._unknown = {
             Owner(pod.uid, container): NO_KUBELET
             for pod in observed.pods

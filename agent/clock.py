@@ -1,4 +1,7 @@
-"""Two clocks: a monotonic one to measure, and the time of day to display. They are injected, so that tests need not wait."""
+"""Two clocks: a monotonic one to measure, and the time of day to display.
+
+They are injected, so that tests need not wait.
+"""
 
 from __future__ import annotations
 

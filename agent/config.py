@@ -60,10 +60,10 @@ class AgentConfig:
     root: Path = Path("/")
     cgroup_root: Path = Path("/sys/fs/cgroup")  # mount point of the cgroup hierarchies
     debugfs: Path = Path(DEBUGFS)  # mount point of debugfs, if it is mounted
-    interrupts: Path = Path("/proc/interrupts")  # the host's file: container runtimes mask their own
+    interrupts: Path = Path("/proc/interrupts")  # the host's, because runtimes mask it in containers
     irq: Path | None = None  # the host's /proc/irq, writable; None: interrupts are not moved
     workqueues: Path | None = None  # the host's masks of workqueues, writable; None: not moved
-    power: Path | None = None  # the host's /sys/devices/system/cpu, writable; None: idle states are not bound
+    power: Path | None = None  # the host's /sys/devices/system/cpu, writable; None: not limited
     irqbalance: Path = Path(IRQBALANCE)  # the folder of irqbalance's socket
     kubelet_cgroup_root: str = "/"  # the kubelet's `cgroupRoot`, the parent of the cgroup of all pods
     nri: Path | None = None  # the runtime's NRI socket; None: NRI is off
@@ -141,7 +141,10 @@ def parse_cmk_reports(text: str) -> bool:
 
 
 def parse_dra(text: str, nri: Path | None) -> bool:
-    """Return whether --dra is `on`; raise BadContract without NRI, by which claimed CPUs apply from the start."""
+    """Return whether --dra is `on`; raise BadContract unless it is `on` or `off`, and for `on` without NRI.
+
+    Over NRI a container gets its claimed CPUs when it is created.
+    """
     if text not in {"on", "off"}:
         raise BadContract(f"--dra: {text!r} is unknown: write on or off")
     if text == "on" and nri is None:

@@ -5,6 +5,7 @@ AgentError
   |    +- TooLarge the answer is larger than gRPC's limit for a message
   +- Gone          the container or pod does not exist any more; nothing to do
   +- Refused       the request was refused; the message has reason and remedy
+  |    +- Unimplemented  the other program lacks the service or method; do not retry
   |    +- Managed  the kernel alone chooses the CPUs of this interrupt
   +- TooMany       a container has more child cgroups than the agent reads
   +- Unsettled     threads start faster than they are moved; the next pass continues

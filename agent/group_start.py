@@ -50,7 +50,7 @@ _node = msgspec.json.Decoder(_Node)
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """The configuration files: the default one, and those of groups beside it."""
+    """The configuration files: the default one, and those of groups in the same folder."""
 
     default: Path
     read: Callable[[Path], NodeConfig]

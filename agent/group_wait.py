@@ -44,7 +44,7 @@ async def started_with(config: AgentConfig, files: ConfigFiles | None) -> AgentC
 
 
 async def reset_with(config: AgentConfig, files: ConfigFiles | None) -> AgentConfig:
-    """Return the configuration of this node's group, or the defaults without a wait, for uninstall."""
+    """Return the configuration of this node's group for uninstall, or the defaults where a start would wait."""
     if files is None:
         return config
     async with _opened(config, files) as (_, start):

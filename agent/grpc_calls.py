@@ -118,7 +118,7 @@ class Calls:
         ]
 
     async def _only(self, method: str, exchange: Exchange) -> int:
-        """Return the length of the only message of an answer; raise the error if the answer is one."""
+        """Return the length of the only message of an answer; raise the error of its status if it has no message."""
         length = await self._next(method, exchange, self._most_bytes)
         if length is None:
             self._check_status(method, exchange.headers)

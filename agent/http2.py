@@ -34,14 +34,15 @@ _REQUEST_BYTES: Final = 16384  # longest request: one frame, which every server 
 _READ_BYTES: Final = 16 * 2**10  # bytes of one read; h2 takes 13 ms to parse that many bytes of empty frames
 _WINDOW: Final = 256 * 2**10  # bytes that the peer may send before the client reads them
 _INITIAL_WINDOW: Final = 65535  # initial flow-control window of a connection; only an update changes it
-# Received bytes whose protocol replies may be held back: far below the window; replies are not longer than these.
+# Protocol replies to at most so many received bytes are held back. A reply is not longer than the bytes it answers, and
+# the limit is far below the window.
 _HELD_BYTES: Final = 1024
 # Longest time to hold back replies; a server that checks for dead clients waits for seconds.
 # Go's server sends a ping with each request unless its last ping is unanswered, so a burst of calls gets one ping.
 _HELD_SECONDS: Final = 0.1
-_MOST_IDLE: Final = (
-    2  # connections: two updates of containers run at a time, and a new one costs as much as a request
-)
+# Idle connections that are kept: two updates of containers run at a time, and a new connection costs as much as a
+# request.
+_MOST_IDLE: Final = 2
 _MOST_REQUESTS: Final = 1000  # requests on one connection, because h2 stores data of each
 _CONFIGURATION: Final = H2Configuration(  # requests have only headers of corepin, answers are validated
     client_side=True, header_encoding=None, validate_outbound_headers=False, normalize_outbound_headers=False
@@ -113,7 +114,7 @@ class Connection:
         try:
             return self._protocol.receive_data(received)
         except H2Error as error:
-            raise Broken(f"what was sent is not HTTP/2: {error}") from error
+            raise Broken(f"the peer does not send HTTP/2: {error}") from error
 
     async def _read(self) -> bytes:
         """Wait for data from the peer, and return it; send replies that were held back for _HELD_SECONDS."""
@@ -135,7 +136,7 @@ class Connection:
     async def answer(self) -> None:
         """Send protocol replies, such as those to pings; hold back a few, to send them together with the next request.
 
-        Most frames from a server need no reply, so that no timer has to wake the process.
+        Most frames from a server need no reply; then no timer is set, which would wake the process.
         """
         self._hold()
         if self._unanswered > _HELD_BYTES:

@@ -260,7 +260,7 @@ class Owners(Protocol):
         ...
 
     async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
-        """Return the owners of those of these containers that are created and not started, by one request.
+        """Return, by one request, the owners of the listed containers that are created and not started.
 
         None: the container is in a VM, where the runtime manages its cgroup. Raises Unavailable, Refused.
         """
@@ -277,7 +277,7 @@ class ContainerWatch(Protocol):
 
     @property
     def owners(self) -> Owners:
-        """Return the lookup by which owners of containers are found that were reported with only their pod's uid."""
+        """Return the lookup for the owners of containers that were reported with only their pod's uid."""
         ...
 
     @property
@@ -286,7 +286,7 @@ class ContainerWatch(Protocol):
         ...
 
     def publish(self, table: StartTable | None) -> None:
-        """Give new containers the CPUs in this table from now on; None: none.
+        """Give new containers the CPUs in this table from now on; None: they get no CPUs from the agent.
 
         A pass calls this after it has saved the checkpoint and before it writes cpusets, and again after the writes.
         """
@@ -416,7 +416,7 @@ class Wrappers(Protocol):
         ...
 
     def reset(self) -> None:
-        """Drop all records and stop serving (uninstall)."""
+        """Remove the socket and all saved records (uninstall)."""
         ...
 
     def look(self) -> float | None:

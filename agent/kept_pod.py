@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 PODS: Final = "/api/v1/pods"
 MOST_STRANGE: Final = 20  # number of reported corepin annotations that name no container
-MOST_NEAR: Final = (
-    4 * MOST_KINDS
-)  # most limits on CPUs beside devices that are kept of a container; admission adds at most MOST_KINDS
+# Number of limits on CPUs near devices that are kept of a container; admission adds at most MOST_KINDS.
+MOST_NEAR: Final = 4 * MOST_KINDS
 LONGEST_VALUE: Final = 100  # characters of an annotation's value: every valid word is shorter
-# For a value that is not ASCII, and so is invalid: one such character can make Python store each in four bytes.
+# Characters of a value that is not ASCII, and so invalid: one such character can make Python store all in four bytes.
 LONGEST_FOREIGN: Final = LONGEST_VALUE // 4
-# Of a status with such characters, as earlier agents wrote: it takes no more memory than the longest one in ASCII (256 KiB).
+# Characters of a status that is not ASCII, as earlier agents wrote: it then takes no more memory than the longest one
+# in ASCII (256 KiB).
 LONGEST_STATUS: Final = 2**16
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ def _forget_states(status: _Status) -> None:
 
 
 def _summed(read: _Pod) -> Pod:
-    """Return a pod reduced to the sum of its containers' requests, with too many containers to get CPUs."""
+    """Return a pod reduced to the sum of its containers' requests; its number of containers stays above the limit."""
     read.status = read.status and _Status(read.status.phase)
     spec = read.spec or _Spec()
     spec.containers, spec.init_containers = _counted(spec.containers), _counted(spec.init_containers)

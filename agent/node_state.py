@@ -278,9 +278,8 @@ class ContainerState:
     devices: tuple[
         DeviceKind, ...
     ] = ()  # known devices of a container with CPUs, and whether it runs near them
-    devices_unknown: str = (
-        ""  # why the devices of one that holds CPUs are not known; empty: they are, or it has none
-    )
+    # Why the devices of a container that holds CPUs are not known; empty: they are known, or it has none.
+    devices_unknown: str = ""
     device_times: DeviceTimes | None = None  # None: an earlier agent has asked for its devices
     # Other containers, as namespace/pod/container, that the kernel lets run on its CPUs now.
     intruders: tuple[str, ...] = ()
@@ -315,7 +314,7 @@ class ContainerState:
 
 
 class ClaimState(NamedTuple):
-    """A ResourceClaim of a pod that holds CPUs."""
+    """A ResourceClaim that holds CPUs for a pod."""
 
     name: str
     cpus: int  # number of CPUs
@@ -447,7 +446,7 @@ class NodeState:
 
     @property
     def near_free(self) -> dict[str, int]:
-        """Number of free CPUs on the NUMA nodes of free devices, by counting resource; empty if this is off."""
+        """Number of free CPUs on the NUMA nodes of free devices, by the resource that counts them; empty if off."""
         if self.free_devices is None:
             return {}
         pool = self.exclusive_pool

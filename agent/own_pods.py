@@ -23,7 +23,7 @@ def memory_kills(pods: Iterable[Pod]) -> tuple[MemoryKill, ...]:
 
 
 def unready_guards(pods: Iterable[Pod]) -> tuple[Owner, ...]:
-    """Return the guard containers whose readiness probe fails."""
+    """Return the guard containers that the kubelet reports as not ready."""
     return tuple(sorted(owner for pod in pods for owner in _unready(pod)))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NOW: Final = 0.0
 GATHER_SECONDS: Final = 0.05  # several events within some 50 ms report one start
-# runtime and API server report one end about a second apart
+# runtime and API server report the end of a pod about a second apart
 SETTLE_SECONDS: Final = 1.0
 MOST_PARSED: Final = 4096  # far more pods than a node runs
 

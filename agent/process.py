@@ -138,7 +138,7 @@ class Agent:
             await asyncio.wait([background])
         if not is_restored:
             raise Refused(
-                "not every interrupt got its CPUs back: see the log, then reset again, or restart the node"
+                "not every change for quiet CPUs was undone: see the log, then reset again, or restart the node"
             )
 
 

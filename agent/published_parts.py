@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import SeenPod
     from pinning.planning.refusal import Refusal as Refused
 
-MOST_NEAR_SHOWN: Final = 16  # number of published resources that count CPUs beside devices
+MOST_NEAR_SHOWN: Final = 16  # number of published resources that count CPUs near devices
 # Characters of a reason: each container repeats it, and the socket has the node's reason in full.
 MOST_REASON: Final = 400
 
@@ -179,7 +179,7 @@ def sets(state: NodeState) -> dict[str, Any]:
 
 
 def near_cpus(state: NodeState, published: Mapping[str, int]) -> dict[str, Any]:
-    """Return the members of `Sets` about CPUs beside free devices; `published` are the node's resources.
+    """Return the members of `Sets` about CPUs near free devices; `published` are the node's published counts.
 
     Empty while the agent only observes, because claims get no CPUs then, and until all pods and containers are listed,
     because free CPUs are not known before.

@@ -230,7 +230,7 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
         "closed-in-a-frame": (BEGIN + ANSWER[:20], Unavailable, "closed"),
         "closed-before-the-status": (BEGIN + ANSWER, Unavailable, "closed"),
         "http-1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable, "was closed"),
-        "another-stream": (BEGIN + frame(DATA, 0, b"", 3), Unavailable, "not HTTP/2: 3"),
+        "another-stream": (BEGIN + frame(DATA, 0, b"", 3), Unavailable, "does not send HTTP/2: 3"),
         "reset": (BEGIN + frame(RESET, 0, bytes([0, 0, 0, 8])), Unavailable, "reset with error 8"),
         "goaway": (
             BEGIN + frame(GOAWAY, 0, struct.pack("!II", 0, 11), 0),
@@ -253,21 +253,21 @@ def test_answers_to_an_unreading_server_are_limited() -> None:
         "short-content-length": (
             frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "3"))) + ANSWER + OK,
             Unavailable,
-            "not HTTP/2",
+            "does not send HTTP/2",
         ),
         "odd-content-length": (
             frame(HEADERS, WHOLE, block((":status", "200"), ("content-length", "many"))) + ANSWER + OK,
             Unavailable,
-            "not HTTP/2",
+            "does not send HTTP/2",
         ),
         "large-headers": (
             frame(HEADERS, 0, block((":status", "200")))
             + frame(CONTINUATION, 0, literal("x", "y" * 120) * 100) * 9
             + frame(CONTINUATION, WHOLE),
             Unavailable,
-            "not HTTP/2",
+            "does not send HTTP/2",
         ),
-        "large-frame": (BEGIN + frame(DATA, 0, bytes(16385)), Unavailable, "not HTTP/2"),
+        "large-frame": (BEGIN + frame(DATA, 0, bytes(16385)), Unavailable, "does not send HTTP/2"),
         "no-status": (BEGIN + frame(DATA, END, message(VERSION)), Refused, "no status of gRPC, 200"),
         "empty": (BEGIN + OK, Refused, "the answer is empty"),
         "cut-prefix": (BEGIN + frame(DATA, END, b"\0\0"), Unavailable, "ends in the middle"),

@@ -388,7 +388,7 @@ def test_reset_restores_interrupts(tmp_path: Path, is_restored: bool) -> None:
     keeper.restored = is_restored
     node = FakeNode(tmp_path)
     parts = replace(node.parts(reports), quieting=Quieting(keeper))  # type: ignore[arg-type]
-    with nullcontext() if is_restored else pytest.raises(Refused, match="not every interrupt"):
+    with nullcontext() if is_restored else pytest.raises(Refused, match="not every change for quiet CPUs"):
         node.runner.run(Agent(parts).reset())
     assert reports.resets == 1
     node.close()
