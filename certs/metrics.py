@@ -16,20 +16,22 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.passes = self._counter("passes", "Looks at the Secret, the configurations and the replicas.")
+        self.passes = self._counter("passes", "Checks of the Secret, the configurations and the replicas.")
         self.errors = self._counter("errors", "Passes that failed and were tried again.")
         self.conflicts = self._counter(
             "conflicts", "Writes given up because another writer had changed the object."
         )
-        self.event_errors = self._counter("event_errors", "Events that could not be made.")
+        self.event_errors = self._counter("event_errors", "Events that the API server did not accept.")
         self.steps = self._counter("steps", "Steps taken, by kind.", "step")
         self.last_pass = self._gauge("last_pass_timestamp_seconds", "When the last pass succeeded.")
         self._not_after = self._gauge(
             "certificate_not_after_seconds", "When a certificate of the Secret expires.", "certificate"
         )
-        self._replicas = self._gauge("replicas", "Addresses by the certificate they show.", "shows")
+        self._replicas = self._gauge(
+            "replicas", "Addresses of webhook replicas, by the certificate that they serve.", "shows"
+        )
         self._problems = self._gauge("secret_problems", "Parts of the Secret that cannot be used.")
-        self._bundles = self._gauge("bundles", "Entries of webhook configurations found.")
+        self._bundles = self._gauge("bundles", "Webhooks found in the webhook configurations.")
         self._step = self._gauge("step", "1 for the step that is due.", "step")
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:

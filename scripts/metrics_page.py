@@ -33,14 +33,14 @@ HEAD: Final = """\
 
 Written by `make metrics` from the programs; do not edit. A test compares this page with the programs.
 
-Each program serves `/metrics` in the text format of Prometheus over plain HTTP, and beside its own metrics those of
+Each program serves `/metrics` in the text format of Prometheus over plain HTTP: its own metrics and those of
 its process (`process_cpu_seconds_total`, `process_resident_memory_bytes`, ...). What to scrape, alerts and a dashboard
 are in [the component `monitoring`](operator-guide.md#install); what each alert means is in
-[troubleshooting.md](troubleshooting.md#alerts). A gauge with labels shows only the values that there are now.
+[troubleshooting.md](troubleshooting.md#alerts). A gauge with labels has only series of label values that occur now.
 """
 PROGRAMS: Final = {
     "Webhook": "`corepin webhook`, port 8080; each replica counts for itself.",
-    "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `shared_millicores` are missing, and without the component `dra` `claim_*` and `resource_claims*`.",
+    "Agent": "`corepin agent`, port 8081; one for each node. Without an API server `api_*`, `hidden_cost` and `*_millicores` are missing, and without the component `dra` `claim_*` and `resource_claims*`.",
     "Certificates": "`corepin certs run`, port 8082.",
 }
 # The values of labels; a label can have different meanings in different metrics.
@@ -53,9 +53,10 @@ LABELS: Final = {
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
     "path": "`nri` (set when the container was created), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was set already)",
-    "state": "`proven`, `not_proven` (not all of its tasks are looked at), `narrowed` (tasks use a part by their own"
-    " choice), `drift`, `compromised`, `failing`, `fought`",
-    "kind": "of the load: `requested` and `there`; of the cost: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
+    "state": "`proven`, `not_proven` (not all of its tasks are read), `narrowed` (tasks use a part by their own"
+    " choice), `drift` (tasks may run outside of its CPUs), `compromised` (other containers may run there), `failing` (its CPUs"
+    " cannot be set), `fought` (another program keeps changing them)",
+    "kind": "of `*_millicores`: `requested`, or `there` (what the CPUs provide); of `hidden_cost`: `idle_cpus`, `sidecar_millicores`, `sidecar_bytes`",
     "namespace": "of the pod",
     "pod": "the pod's name",
     "container": "the container's name",
@@ -65,7 +66,7 @@ LABELS: Final = {
     "code": "the HTTP status, 0 for no answer",
     "step": "the step of a rotation",
     "certificate": "`leaf`, `ca`, `next-ca`",
-    "shows": "`current`, `another`, `nothing`",
+    "shows": "the certificate that the replica serves: `current`, `another`, or `nothing` (no answer)",
 }
 
 
