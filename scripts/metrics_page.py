@@ -52,7 +52,7 @@ LABELS: Final = {
     "vcpus": "`one_to_one` (each vCPU has a CPU of its own) or `together` (the pod's status says why)",
     "set": "`online`, `universe`, `reserved`, `allocatable`, `set_aside`, `isolated`, `exclusive`, `pod` (pools of pods), `idle`, `share`, `shared`, `free`",
     "policy": "`exclusive` or `share`",
-    "path": "`nri` (set when the container was created), `cgroup` (written there), `runtime` (by CRI), `affinity` (by the threads of its virtual machine), or `found` (it was set already)",
+    "path": "how the CPUs were set: `nri` (at the container's creation), `cgroup` (in its cgroup), `runtime` (over CRI), `affinity` (of the threads of its virtual machine), or `found` (it was set already)",
     "state": "`proven`, `not_proven` (not all of its tasks are read), `narrowed` (tasks use a part by their own"
     " choice), `drift` (tasks may run outside of its CPUs), `compromised` (other containers may run there), `failing` (its CPUs"
     " cannot be set), `fought` (another program keeps changing them)",
