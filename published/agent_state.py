@@ -68,15 +68,15 @@ class Reclaimed(Part, frozen=True):
 
 
 class QuietPart(Part, frozen=True):
-    """Result of a part other than interrupts (workqueues, idle states) for quiet CPUs."""
+    """Result of a setting besides interrupts that the agent changes for quiet CPUs: workqueues or idle states."""
 
     name: str = ""  # a word of `pinning.contract.QuietWord`, or of a later version
-    reason: str = ""  # why the part is not applied; empty: it is
+    reason: str = ""  # why the setting is not applied; empty: it is applied
     conflicts: tuple[str, ...] = ()  # values that another program keeps changing back
 
 
 class KeptInterrupts(Part, frozen=True):
-    """Interrupts that may fire on the quiet CPUs of a container, or of a pod's pool, by its `irq-policy`."""
+    """Interrupts that an `irq-policy` allows on the quiet CPUs of a container, or of a pod's pool."""
 
     container: str = ""  # namespace/pod/container, or namespace/pod
     cpus: str = ""
@@ -86,10 +86,10 @@ class KeptInterrupts(Part, frozen=True):
 
 
 class Quiet(Part, frozen=True):
-    """Result of moving interrupts off quiet CPUs, and of the other parts that are enabled (workqueues, idle states)."""
+    """Result of moving interrupts off quiet CPUs, and of the other enabled settings (workqueues, idle states)."""
 
     cpus: str = ""
-    reason: str = ""  # why interrupts are not kept off; empty: they are
+    reason: str = ""  # why interrupts are not kept off; empty: they are, except managed ones
     managed: tuple[str, ...] = ()  # interrupts that the kernel alone places
     conflicts: tuple[str, ...] = ()  # interrupts that another program keeps moving back
     # Why irqbalance may use quiet CPUs, in which case no further interrupt is moved; empty: it does not run, is banned
@@ -135,7 +135,7 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     strict_reserved: bool = False
     static_pools: bool = False
     system_namespaces: tuple[str, ...] = ()
-    # CPU requests in these namespaces; in kube-system if the configuration names none.
+    # CPU requests of the pods in these namespaces; of those in kube-system if the configuration names no namespaces.
     system_millicores: int = 0
     ledger: dict[str, Any]  # from `ledger_to_dict`
     pods: tuple[Pod, ...] = ()
@@ -147,5 +147,5 @@ class AgentState(Published, frozen=True, kw_only=True, omit_defaults=False):
     reclaimed: tuple[Reclaimed, ...] = ()
     reclaims_dropped: int = 0
     quiet: Quiet | None = None  # None: the agent cannot move interrupts
-    # Why execs of exclusive containers are not counted; empty: they are; None: not known.
+    # Why execs of exclusive containers are not counted; empty: they are counted; None: not known.
     execs_reason: str | None = None

@@ -17,12 +17,12 @@ NO_VERSION: Final = 0  # version of a text that states none
 
 
 def no_members() -> dict[str, Any]:
-    """Return an empty object as default: as a factory, so that msgspec writes the member even if it is empty."""
+    """Return an empty object. With this function as default factory msgspec writes a member even if it is empty."""
     return {}
 
 
 def no_items() -> tuple[Any, ...]:
-    """Return an empty list as default: as a factory, so that msgspec writes the member even if it is empty."""
+    """Return an empty list. With this function as default factory msgspec writes a member even if it is empty."""
     return ()
 
 
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Published(Part, frozen=True):
-    """Base class of published texts; the first member is the version in which a text is written."""
+    """Base class of published texts; the first member is the version of the text's format."""
 
     NAME: ClassVar[str]
     VERSION: ClassVar[int]
@@ -57,7 +57,7 @@ class AnotherVersion(PinningError):
 
 
 def encode(thing: Published) -> bytes:
-    """Return a published object as JSON, with the version of its type."""
+    """Return the JSON text of a published object, with the version of its type."""
     return msgspec.json.encode(msgspec.structs.replace(thing, version=thing.VERSION))
 
 

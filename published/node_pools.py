@@ -19,7 +19,7 @@ class Owner(Part, frozen=True):
 
 
 class Sidecars(Part, frozen=True):
-    """Requests of the sidecars that the webhook completed."""
+    """Number and requests of the injected sidecars whose resources the webhook filled in."""
 
     containers: int = msgspec.field(default_factory=int)
     cpu: str = msgspec.field(default_factory=str)
@@ -34,11 +34,11 @@ class Hidden(Part, frozen=True):
 
 
 class NearCPUs(Part, frozen=True):
-    """Counts of CPUs beside (on the NUMA nodes of) the devices of one resource."""
+    """Counts of CPUs on the NUMA nodes of the devices of one resource."""
 
-    # Number of free CPUs that are near whichever device the kubelet assigns next.
+    # Number of free CPUs that are near any device that the kubelet may assign next (the least of all).
     free: int = msgspec.field(default_factory=int)
-    # The published count, which includes CPUs that pods hold; None: not known.
+    # The node's capacity of this resource, which includes CPUs that pods hold; None: not known.
     published: int | None = None
 
 
@@ -53,7 +53,7 @@ class Sets(Published, frozen=True, kw_only=True):
     free: str = msgspec.field(default_factory=str)
     reserved_by: str = ""  # empty: an earlier agent did not publish it
     align_uncore: bool | None = None  # None: an earlier agent did not publish it
-    # CPUs beside free devices, by the resource that counts them; empty where they are not counted.
+    # Counts of CPUs near free devices, by the resource that publishes them (`near.corepin.io/...`).
     near_cpus: dict[str, NearCPUs] = msgspec.field(default_factory=dict, name="nearCPUs")
     # Number of resources that `near_cpus` leaves out.
     more_near_cpus: int = msgspec.field(default=0, name="moreNearCPUs")

@@ -11,8 +11,8 @@ from published.codec import Part, Published, no_items, no_members
 POOL_OWNER: Final = "(pool)"  # in place of a container's name in an owner's name, for the pool of the pod
 MOST_VCPUS: Final = 1024
 POD: Final = "pod"  # policy of a container that runs in the pool of its pod
-MOST_RESOURCES: Final = 16  # resources listed of a container's devices
-MOST_CLAIMS: Final = 4  # claims listed of a container; all containers of a pod may name the same ones
+MOST_RESOURCES: Final = 16  # most device resources listed of a container
+MOST_CLAIMS: Final = 4  # most claims listed of a container; all containers of a pod may name the same claims
 
 
 class Affinity(Part, frozen=True):
@@ -32,17 +32,17 @@ class Applied(Part, frozen=True):
     # Seconds from the container's start until it had these CPUs; None: not known.
     window_seconds: float | None = None
     split_seconds: float | None = None
-    outside: int = 0  # tasks that may run on other CPUs; this and what follows is on the socket only
+    outside: int = 0  # tasks that may run on other CPUs; this and the members below are on the socket only
     narrowed: int = 0  # tasks that may run on fewer CPUs than the container has
     affinity: Affinity | None = None
 
 
 class Noise(Part, frozen=True):
-    """Noise on the CPUs of a container; a count is None if unknown."""
+    """Noise on the CPUs of a container; a count that is not known is None."""
 
     kind: str = ""  # kind of noise above the operator's limit; empty: none
     since: str = ""  # when this noise began, RFC 3339 in UTC
-    # The following counts are those of this many seconds, and on the socket only.
+    # Length of the interval in which the following members were counted; these and the length are on the socket only.
     seconds: float = 0.0
     interrupts: int | None = None  # number of interrupts of devices
     softirqs: int | None = None
@@ -58,9 +58,8 @@ class Execs(Part, frozen=True):
     count: int = msgspec.field(default_factory=int)
     placed: int = 0  # number of processes moved to `cpus`
     cpus: str = ""  # CPUs of moved processes; empty: they stay on the container's CPUs
-    seconds: float | None = (
-        None  # longest time from a process's start until it was moved to `cpus`; None: none was moved
-    )
+    # Longest time from a process's start until it was moved to `cpus`; None: no process was moved.
+    seconds: float | None = None
     time: str = ""  # when the last process entered, RFC 3339 in UTC
 
 
@@ -131,18 +130,18 @@ class Container(Part, frozen=True):
     drift: bool = False
     devices: tuple[Device, ...] = ()
     more_devices: int = 0  # number of device resources above the MOST_RESOURCES of `devices`
-    devices_unknown: str = ""  # why its devices are not known; empty: they are
+    devices_unknown: str = ""  # why its devices are not known; empty: they are known
     devices_asked: str = ""  # when the agent first asked the kubelet for its devices, RFC 3339 in UTC
-    devices_named: str = ""  # when the kubelet had named them
+    devices_named: str = ""  # when the kubelet had named all of them, RFC 3339 in UTC
     intruders: tuple[str, ...] = ()
     uncounted: str = ""
-    not_proven: str = ""  # why not all of its tasks were read; empty: they were
+    not_proven: str = ""  # why not all of its tasks were read; empty: all were read
     noise: Noise | None = None  # None: no noise above a limit, or none is counted
     execs: Execs | None = None  # None: no exec was seen
     not_quiet: str = ""  # why its CPUs are not kept quiet, if its pod asks for that
     quiet: bool = False  # on the socket only: interrupts are kept off its CPUs
     not_kept: str = ""  # parts of its `irq-policy` that keep no interrupt on its CPUs
-    kept: tuple[str, ...] = ()  # on the socket only: interrupts that may fire on its CPUs, by that policy
+    kept: tuple[str, ...] = ()  # on the socket only: interrupts that its `irq-policy` allows on its CPUs
     origin: str = ""  # `dra`: its CPUs are those of ResourceClaims; empty: it holds them itself
     claims: tuple[str, ...] = ()  # truncated names of these ResourceClaims, in the namespace of its pod
     more_claims: int = 0  # number of claims above the MOST_CLAIMS of `claims`
@@ -179,6 +178,6 @@ class PodStatus(Published, frozen=True):
     vm: Machine | None = None
     pool: Pool | None = None
     claims: tuple[PodClaim, ...] = ()  # at most MOST_CLAIMS
-    # Since when a rejected container may start, if the pod had this status before, RFC 3339 in UTC; a new value changes
-    # the pod, so that the kubelet retries.
+    # Time since which a container that the agent had rejected may start, RFC 3339 in UTC; a new value changes the pod,
+    # so that the kubelet retries.
     may_start: str = ""
