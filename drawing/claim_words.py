@@ -18,7 +18,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # units of 
 
 
 def claim_words(container: Container) -> Iterator[str]:
-    """Yield a text about the ResourceClaims that hold a container's CPUs; none if it has no such claim."""
+    """Yield a text about the ResourceClaims that hold a container's CPUs; yield nothing if it has no such claim."""
     if container.claims:
         nodes = _listed(container.numa_nodes or ())
         place = f"NUMA node{'s' * (len(container.numa_nodes or ()) != 1)} {nodes or 'not known'}"
@@ -34,7 +34,7 @@ def claim_names(container: Container) -> str:
 
 
 def _number_of(cpus: str) -> tuple[str, ...]:
-    """Return the number of CPUs in a CPU list as text, "2 CPUs"; empty for invalid text, which users may write."""
+    """Return the number of CPUs in a CPU list as text, "2 CPUs"; empty for an invalid list, as users may write it."""
     with suppress(BadCPUList):
         count = len(CPUSet.parse(cpus))
         return (f"{count} CPU{'s' * (count != 1)}",)
@@ -42,10 +42,10 @@ def _number_of(cpus: str) -> tuple[str, ...]:
 
 
 def resource_claim_words(claim: PodClaim, now: datetime | None) -> str:
-    """Return a text about a claim's CPUs, held and requested: "12 of 11 asked, numa 0, prepared 3 s ago"."""
+    """Return a text about a claim's CPUs, held and requested: "12 CPUs (asked for 11), numa 0, prepared 3 s ago"."""
     amount = f"{claim.cpus} CPU{'s' * (claim.cpus != 1)}"
     if claim.asked is not None and claim.asked != claim.cpus:
-        amount = f"{claim.cpus} of {claim.asked} asked"
+        amount = f"{amount} (asked for {claim.asked})"
     place = f"numa {_listed(claim.numa_nodes) or 'not known'}"
     return f"{amount}, {place}, {_prepared(claim, now)}"
 

@@ -1,7 +1,7 @@
 """Layout of a machine's CPUs as cells: sockets contain NUMA nodes, these contain blocks of cores with a shared cache.
 
 A core is a column and its threads are the rows, so that siblings are above each other. Blocks are side by side as
-far as the width allows. Of three layouts the roomiest that fits the machine on one screen is used.
+far as the width allows. Of three layouts the one with the most space that fits the machine on one screen is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCREEN: Final = 48  # lines of a drawing above which a denser layout is used
 _INDENT: Final = Span("  ")
 _BETWEEN_BLOCKS: Final = 3
-_COUNTABLE: Final = (8, 4, 2, 1)  # cores in one line: a multiple of one of these, which is easy to count
+_COUNTABLE: Final = (8, 4, 2, 1)  # a multiple of one of these numbers of cores in a line is easy to count
 _TYPES: Final = {PERFORMANCE: ", P-cores", EFFICIENCY: ", E-cores", None: ""}
 
 
@@ -141,7 +141,7 @@ class Drawing:
         yield self.cells[cpu]
 
     def _gap(self, left: Core, right: Core) -> Span:
-        """Return the space between two cores, a bar at the end of an L2 shared by several cores."""
+        """Return the space between two cores, with a bar at the end of an L2 cache that several cores share."""
         shared = any(self.topology.l2_caches[core.l2] != core.cpus for core in (left, right))
         bar = shared and left.l2 != right.l2
         return Span(("|" if bar else " ").center(self._space)[: self._space], "2")

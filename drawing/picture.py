@@ -1,9 +1,9 @@
 """Drawing of a machine with the owner of each CPU, for a terminal.
 
-An owner's letter marks its CPUs, in lower case the siblings that it keeps idle; signs mark CPUs without an owner. The
-legend lists the whole shared set, which includes CPUs of reserved cores and of owners that share theirs. Colour
-only repeats the letters. The output is ASCII only, for serial consoles and `kubectl logs`. The caller supplies all
-values, including the terminal's width.
+Capital letters mark the CPUs of an owner, the same letters in lower case the siblings that it keeps idle; signs mark
+CPUs without an owner. The legend lists the whole shared set, which includes CPUs of reserved cores and of owners that
+share theirs. Colours show nothing that letters and signs do not show. The output is ASCII only, for serial consoles and
+`kubectl logs`. The caller supplies all values, including the terminal's width.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NARROWEST: Final = 40
 _TABLE: Final = 60  # width from which the legend has name and CPUs on one line
-# red marks problems; 34, dark blue, is illegible on black
+# Red (31) is left out, because it marks problems, and dark blue (34), because it is illegible on black.
 _COLOURS: Final = (
     "32",
     "33",
@@ -183,7 +183,7 @@ def _reserved(source: str) -> str:
 
 
 def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Use]]:
-    """Return legend entry and use of each CPU by number: by precedence offline, then owners, then the other signs."""
+    """Return legend entry and use of each CPU by number; offline goes before owners, and these before other signs."""
     offline, *others = signs
     every = signs[-1].cpus
     cells: dict[int, tuple[Key, Use]] = {}
@@ -194,7 +194,7 @@ def uses(owners: Sequence[Key], signs: Sequence[Key]) -> dict[int, tuple[Key, Us
 
 
 def _cpus_shown(cells: Mapping[int, Span], key: Key, shared: CPUSet) -> CPUSet:
-    """Return the CPUs to list for a sign in the legend: those drawn with it, but the whole set for the shared set."""
+    """Return the CPUs to list for a sign in the legend: those drawn with it, or for the shared set the whole set."""
     if key.meaning == _SHARED:
         return shared & CPUSet(cells)
     return CPUSet(cpu for cpu, cell in cells.items() if cell == key.sign)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from published.pod_status import Container
 
 MOST_RESOURCES, LONGEST_RESOURCE = 3, 63  # resources, and characters of each, in a NUMA node's title
-MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources that count CPUs beside devices, and characters of each
+MOST_COUNTED, LONGEST_COUNTED = 16, 80  # resources that count CPUs near devices, and characters of each
 SMT_WORDS: Final = {
-    SMTPolicy.PREFER: "whole cores first, a leftover may share one",
+    SMTPolicy.PREFER: "whole cores first, the remaining CPUs may share cores",
     SMTPolicy.REQUIRE: "cores of its own",
     SMTPolicy.ISOLATE: "one thread of each core, the siblings idle",
 }
@@ -29,7 +29,7 @@ CORE_TYPE_WORDS: Final = {
     CoreType.PERFORMANCE: "on performance cores",
     CoreType.EFFICIENT: "on efficient cores",
 }
-# Texts for how a container got its CPUs, by the agent's word.
+# Texts for how a container got its CPUs, by the value of `Applied.path`.
 PATH_WORDS: Final = {
     "nri": "set when it was created (NRI)",
     "cgroup": "written to its cgroup",
@@ -37,7 +37,7 @@ PATH_WORDS: Final = {
     "affinity": "set for each thread of its virtual machine",
     "found": "already set when the agent found it",
 }
-# Texts for kinds of noise on a container's CPUs, by the agent's word.
+# Texts for kinds of noise on a container's CPUs, by the value of `Noise.kind`.
 NOISE_WORDS: Final[dict[str, str]] = {
     NoiseKind.INTERRUPTS: "interrupts of devices",
     NoiseKind.OTHER_SLICES: "timeslices of other threads",
@@ -85,9 +85,9 @@ def device_words(container: Container) -> Iterator[str]:
 
 
 def near_words(near: Mapping[str, NearCPUs], more: int = 0) -> str:
-    """Return a text with the number of free CPUs beside the devices that the kubelet assigns next, by resource.
+    """Return a text with the number of free CPUs near any device that the kubelet may assign next, by resource.
 
-    Empty if none are counted; `more` is the number of further resources.
+    The text is empty if no resource counts such CPUs; `more` is the number of resources that `near` leaves out.
     """
     counted = []
     for name, count in islice(near.items(), MOST_COUNTED):

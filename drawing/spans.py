@@ -1,6 +1,6 @@
 """Lines of coloured text, whose width is known without the escape sequences.
 
-`paint` is the only function that writes escape sequences; its input must have none.
+`paint` is the only function that writes escape sequences. It escapes those in its input, which changes the width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of text with the parameters of an ANSI SGR sequence ("1;32"), or none."""
+    """A piece of text and its style: the parameters of an ANSI SGR sequence ("1;32"), or empty."""
 
     text: str
     style: str = ""

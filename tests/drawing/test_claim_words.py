@@ -18,9 +18,9 @@ PREPARED = "2026-11-20T10:00:00Z"
     [
         (
             PodClaim(cpus=12, asked=11, numa_nodes=(0,), prepared=PREPARED),
-            "12 of 11 asked, numa 0, prepared 3 s ago",
+            "12 CPUs (asked for 11), numa 0, prepared 3 s ago",
         ),
-        (PodClaim(cpus=2, asked=0, numa_nodes=(1,)), "2 of 0 asked, numa 1, prepared"),
+        (PodClaim(cpus=2, asked=0, numa_nodes=(1,)), "2 CPUs (asked for 0), numa 1, prepared"),
         (PodClaim(cpus=1, asked=1, waits=PREPARED), "1 CPU, numa not known, not prepared yet"),
         (
             PodClaim(cpus=8, numa_nodes=(0, 1), prepared="2026-11-20T09:58:03Z"),

@@ -472,7 +472,7 @@ def test_claim_of_a_pod_has_its_number_place_and_age() -> None:
     """The entry of a claim has its CPUs, the requested number if it was rounded up, NUMA nodes and age."""
     now = datetime(2026, 11, 20, 10, 0, 3, tzinfo=UTC)
     timeline = timeline_of(with_claim(prepared=WHEN), [], now)
-    words = "claim team/vmi-1-cpu: 12 of 11 asked, numa 0, prepared 3 s ago"
+    words = "claim team/vmi-1-cpu: 12 CPUs (asked for 11), numa 0, prepared 3 s ago"
     assert Entry(WHEN, "decision", words) in timeline.entries
 
 
