@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
 PRODUCT = "corepin"
 
-# Extended resources. The first two resources are Intel CMK's; the webhook adds the others to containers with
-# claims.
+# Extended resources. The first two are Intel CMK's; the webhook adds the others to containers with claims.
 EXCLUSIVE_CORES = "cmk.intel.com/exclusive-cores"
 EXCLUSIVE_NON_ISOLCPUS_CORES = "cmk.intel.com/exclusive-non-isolcpus-cores"
 ISOLATED_CORES = "corepin.io/isolated-cores"  # counts cores for `smt-policy: isolate`
 WHOLE_CORES = "corepin.io/whole-cores"  # counts cores for `smt-policy: require`
 NUMA_CPUS = "corepin.io/numa-cpus"  # counts CPUs of one NUMA node for `numa-policy: single`
-NEAR_CPUS = (
-    "near.corepin.io/"  # then the name of devices' resource: for `device-policy: require`, CPUs beside them
-)
-# In CMK's order: of two present annotations the first one has an effect.
+# Prefix of resources that count the CPUs near devices for `device-policy: require`; the name of the devices' resource
+# follows.
+NEAR_CPUS = "near.corepin.io/"
+# In CMK's order: of two resources that a container requests only the first one has an effect.
 CMK_RESOURCES = (EXCLUSIVE_CORES, EXCLUSIVE_NON_ISOLCPUS_CORES)
 
 # Annotations that users write.
@@ -53,7 +52,7 @@ CRIO_FOLLOWED = frozenset({CRIO_CPU_QUOTA, CRIO_INTERRUPTS})
 CRIO_UNFOLLOWED = ("cpu-load-balancing.crio.io", "cpu-freq-governor.crio.io", "cpu-c-states.crio.io")
 CRIO_DISABLE = "disable"
 
-# Annotation of users, followed by containerd: the value "true" selects its handler `untrusted`, without a runtime class.
+# Annotation that users write and containerd reads: "true" selects its handler `untrusted`, without a runtime class.
 UNTRUSTED_WORKLOAD = "io.kubernetes.cri.untrusted-workload"
 UNTRUSTED = "true"
 
@@ -64,20 +63,20 @@ STATUS_TOPOLOGY = "status.corepin.io/topology"  # on nodes
 STATUS_POOLS = "status.corepin.io/pools"  # on nodes
 GUARDED = "guard.corepin.io/pod"  # on pods whose containers must not start without a cpuset set by the agent
 GUARDED_VALUE = "true"
-# Annotations of pods whose containers are held back until the agent knows the pod.
+# A pod's containers are held back until the agent knows the pod if it has one of these annotations.
 ASKING_MARKS = frozenset({CMK_INJECTED, CMK_MUTATE, GUARDED})
 # On pods: names, joined by commas, of the containers whose CPU limits a LimitRange filled in.
 FILLED_IN = "limit-ranger.corepin.io/containers"
-# On pods: the CPUs of the budget with which the pod was sent, "none" for pod-level CPU that is not a budget. An API server may
-# drop it after mutation.
+# On pods: number of CPUs of the budget with which the pod was created, "none" for pod-level CPU that is not a budget.
+# An API server may drop the pod-level CPU after mutation.
 POD_BUDGET = "pod-budget.corepin.io/cpus"
 
 REQUIRED_PLUGINS = "required-plugins.noderesource.dev"  # annotation of pods, read by NRI's default validator
 NRI_PLUGIN = "corepin"  # the agent's name among NRI's plugins
 NRI_PLUGIN_INDEX = 10
 
-# CPUs as claims of Dynamic Resource Allocation: class, capacity and variable are the names that dra-driver-cpu, KubeVirt
-# and nri-plugins use.
+# CPUs as claims of Dynamic Resource Allocation. dra-driver-cpu, KubeVirt and nri-plugins use the same names of class,
+# capacity and variable.
 DRA_DRIVER = "cpu.corepin.io"  # driver of corepin's ResourceClaims, and name of its DeviceClass
 DRA_CPU_CLASS = "dra.cpu"  # the DeviceClass that KubeVirt and other drivers' examples name
 DRA_CAPACITY = "dra.cpu/cpu"  # the only capacity of a device, in CPUs
@@ -142,7 +141,8 @@ KUBELET_ROOT = "/var/lib/kubelet"
 CDI_FOLDER = "/var/run/cdi"
 IRQBALANCE = "/run/irqbalance"  # folder of irqbalance's socket
 
-# Limits (KubeVirt's) of injected sidecars without any: the webhook adds them, the agent recognizes sidecars by them.
+# Limits (those of KubeVirt) that the webhook adds to injected sidecars without limits. The agent recognizes sidecars by
+# these amounts.
 SIDECAR_CPU = "200m"
 SIDECAR_MEMORY = "64M"
 
@@ -214,7 +214,7 @@ class QuotaPolicy(StrEnum):
 
 
 class DevicePolicy(StrEnum):
-    """Placement of a container's CPUs beside its devices."""
+    """Whether a container's CPUs are near its devices (on their NUMA nodes)."""
 
     NONE = "none"
     PREFER = "prefer"  # CPUs near the devices first, others if these do not suffice
@@ -236,7 +236,7 @@ class IrqWord(StrEnum):
 
 
 class QuietWord(StrEnum):
-    """Parts besides interrupts that the agent changes for quiet CPUs, in its state and in messages."""
+    """Settings besides interrupts that the agent changes for quiet CPUs, by their names in its state and messages."""
 
     WORKQUEUES = "workqueues"
     IDLE_STATES = "deep idle states"
@@ -292,7 +292,7 @@ class Switch(StrEnum):
 class SharedPool(StrEnum):
     """CPUs without an owner that a container may use besides its own (CMK's words)."""
 
-    SHARED = "shared"  # the cores set aside for CMK's pool `shared`; without these the shared set
+    SHARED = "shared"  # the cores set aside for CMK's pool `shared`; if there are none, the shared set
     INFRA = "infra"  # the shared set
 
 
@@ -311,9 +311,10 @@ class QoSClass(StrEnum):
     BEST_EFFORT = "BestEffort"
 
 
-# Families of policy annotations and their values (None: a text, see `pinning.pods.irq_policy`); each key is FAMILY/pod or FAMILY/container.NAME. Refusals come in
-# this order, and `make chart` writes the match conditions of manifests/base/registration.yaml from it: an API server
-# does not ask the webhook about a pod whose only annotation is of a family that is missing there.
+# Families of policy annotations and their values (None: a text, see `pinning.pods.irq_policy`); each key is FAMILY/pod
+# or FAMILY/container.NAME. Refusals are listed in this order. `make chart` writes the match conditions of
+# manifests/base/registration.yaml from it: the API server does not call the webhook for a pod that has only annotations
+# of families that are missing there.
 FAMILIES: Final[Mapping[str, type[StrEnum] | None]] = {
     CPU_MANAGER: CPUPolicy,
     SIDECAR_LIMITS: Switch,

@@ -49,7 +49,7 @@ class UnknownCPU(PinningError):
 
 
 class NotEnoughCPUs(PinningError):
-    """The free CPUs cannot satisfy a claim; `remedies` are the actions that would help."""
+    """The free CPUs cannot satisfy a claim; `remedies` are actions of the user that would help."""
 
     def __init__(self, wanted: int, found: int, detail: str = "", remedies: tuple[str, ...] = ()) -> None:
         self.detail = detail or f"wanted {wanted} CPUs, {found} can be given"
@@ -60,7 +60,7 @@ class NotEnoughCPUs(PinningError):
         self.remedies = remedies
 
     def beside(self, devices: str) -> NotEnoughCPUs:
-        """Return the same refusal with the devices near which the CPUs must be."""
+        """Return the same refusal that also names the devices near which the CPUs must be."""
         wanted, comma, found = self.detail.partition(",")
         detail = f"{wanted} beside {devices}{comma}{found}"
         return NotEnoughCPUs(self.wanted, self.found, detail, self.remedies)
@@ -84,7 +84,7 @@ class Cause:
     """One reason for a refusal, as in `status.details.causes[]` of the Kubernetes API.
 
     `field` is a non-empty JSON path with dots; `message` names value, expectation and remedy. Both are truncated to a
-    fixed length. `flaw` identifies the problem without amounts, for messages with amounts or truncated text.
+    fixed length. `flaw` identifies the problem if the message cannot, because it contains amounts or truncated text.
     """
 
     field: str

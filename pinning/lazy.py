@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class lazy(Generic[Value]):  # noqa: N801 - reads as the decorator that it is
-    """`functools.cached_property` without the lock of Python 3.11, which costs more than the values do here."""
+    """`functools.cached_property` without the lock of Python 3.11, which costs more than computing the values here."""
 
     def __init__(self, work_out: Callable[[Any], Value]) -> None:
         self._work_out = work_out
@@ -19,5 +19,5 @@ class lazy(Generic[Value]):  # noqa: N801 - reads as the decorator that it is
 
     def __get__(self, instance: object, _owner: type) -> Value:
         value = self._work_out(instance)
-        instance.__dict__[self._name] = value  # later reads find the value there, before this descriptor
+        instance.__dict__[self._name] = value  # later reads find the value there, without this descriptor
         return value

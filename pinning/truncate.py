@@ -1,7 +1,7 @@
-"""Bounds on how much user text is repeated in messages: texts are truncated, lists end.
+"""Limits for user text in messages: texts are truncated, and lists have a maximum length.
 
-The author of an annotation controls its length and number. The size of an answer or event, and the memory needed to
-build it, must not depend on either.
+Users control the length and number of annotations. The size of an answer or event, and the memory needed to build it,
+must not depend on either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def truncate(text: str, limit: int) -> str:
 
 
 def few(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Return the items to report and one more, which shows that others follow; the rest is not consumed."""
+    """Return the items to report and one more, which shows that there are others; read no further items."""
     return tuple(islice(items, MOST_REPORTED + 1))
 
 

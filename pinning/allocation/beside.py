@@ -1,7 +1,7 @@
-"""CPUs beside the devices of a container: its home nodes first, then the others by distance.
+"""CPUs near the devices of a container: its home nodes first, then the others by distance.
 
-The SMT, NUMA and cache policies choose the CPUs within a region: `put` places a number of CPUs or cores
-within a region, keeping the given placement, or raises NotEnoughCPUs.
+The SMT, NUMA and cache policies choose the CPUs within a region. Callers pass them as `put`, which places a number of
+CPUs or cores within a region, keeping a given placement, or raises NotEnoughCPUs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Beside:
 
     @property
     def is_required(self) -> bool:
-        """Return whether CPUs that are not near the devices are refused."""
+        """Return whether the container may only have CPUs near its devices."""
         return bool(self.homes) and self.policy is DevicePolicy.REQUIRE
 
     @property
@@ -59,7 +59,7 @@ class Beside:
         return [cpus_near(topology, home.nodes) for home in self.homes]
 
     def outward(self, topology: Topology) -> list[CPUSet]:
-        """Return the CPUs that the container may have in groups, nearest first."""
+        """Return the CPUs that the container may have, in groups, nearest first."""
         if self.is_required:
             return [cpus_near(topology, self.nodes)]
         return [cpus_near(topology, nodes) for nodes in rings(topology, self.nodes)]
@@ -72,7 +72,7 @@ class Beside:
         return cpus <= union(near) and all(cpus & home for home in near)
 
     def obstacle(self, numa: NUMAPolicy, unit: int, count: int) -> NotEnoughCPUs | None:
-        """Return why no choice of CPUs can be near every device, or None; the count is in units of `unit` CPUs."""
+        """Return why no choice of CPUs can be near every device, or None; homes get CPUs in multiples of `unit`."""
         number = len(self.homes)
         least = unit * (number - 1) + 1
         if not self.is_required or number == 1:
@@ -81,7 +81,7 @@ class Beside:
             detail = f"wanted {count} CPUs on one NUMA node, and none is near all of these"
             return NotEnoughCPUs(count, 0, detail, (f"choose numa-policy {NUMAPolicy.PACKED}",))
         if count < least:
-            detail = f"wanted {count} CPU{'s' * (count != 1)}, too few for {number} places"
+            detail = f"wanted {count} CPU{'s' * (count != 1)}, too few for {number} groups of devices"
             return NotEnoughCPUs(count, 0, detail, (f"ask for at least {least}",))
         return None
 
@@ -94,11 +94,11 @@ def place_beside(
 ) -> Placement:
     """Place a container, on its home nodes if they have room; raise NotEnoughCPUs if the region is too small.
 
-    Under `packed` each home gets whole units, in proportion to its devices, where it has room for them. Without room
-    for all, as many as possible are near, and the rest as near as possible. `single` takes one NUMA node: the home of
-    most devices first, then the nearest other one. `distributed` gives every home the same number, where they have
-    room, or spreads over the home nodes and the nearest others. If CPUs that are not near the devices are refused,
-    every home gets some. `usable` are all CPUs that the container may get.
+    Under `packed` each home gets whole units in proportion to its number of devices, if it has room for them. If the
+    homes have too little room, as many CPUs as possible are near, and the others as near as possible. `single` takes
+    one NUMA node: the home of most devices first, then the nearest other node. `distributed` gives every home the same
+    number of CPUs if they have room, or spreads the CPUs over the home nodes and the nearest others. If only CPUs near
+    the devices are allowed, every home gets some. `usable` are all CPUs that the container may get.
     """
     placed = _placed(topology, beside, numa, unit, count, usable, put)
     if not beside.is_met_by(topology, placed.cpus):
@@ -135,10 +135,9 @@ def resize_beside(
     needed: int,
     put: Callable[[CPUSet], Placement],
 ) -> Placement:
-    """Resize a placement: release CPUs on far nodes first, add near ones first; raise NotEnoughCPUs.
+    """Resize a placement: release far CPUs first, or add near CPUs first; raise NotEnoughCPUs.
 
-    `needed` is the number of CPUs for the claim. If CPUs that are not near the devices are refused, none of them
-    is added.
+    `needed` is the number of CPUs for the claim. If only CPUs near the devices are allowed, no others are added.
     """
     staying = len(kept.cpus & topology.online)
     regions = [
@@ -164,8 +163,8 @@ def _in_shares(
 ) -> Placement | None:
     """Return a placement with the share of each home node; None if the homes (disjoint) have too little room together.
 
-    `rooms` are the most CPUs or cores that each home may have. The share of a home with less room is cut, and the others
-    get more.
+    `rooms` are the most CPUs or cores that each home may have. If a home has less room than its share, `rooms` is
+    updated and the others get more.
     """
     while parts := shares(count, unit, weights, rooms):
         placed: list[Placement] = []

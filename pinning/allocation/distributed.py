@@ -123,7 +123,7 @@ class _Problem:
         return count // width // self.group * self.group
 
     def _better(self, left: Nodes, groups: int, than: int) -> Iterator[tuple[int, Nodes]]:
-        """Yield extra groups with an ever smaller sum of squares, until none can reduce it."""
+        """Yield the nodes of extra groups, each time with a smaller sum of squares, until none can reduce it."""
         roomiest = self._roomiest(left, groups)
         most = self._change(left, roomiest)
         if most >= than:
@@ -137,7 +137,7 @@ class _Problem:
                 return
 
     def _roomiest(self, left: Nodes, groups: int) -> Nodes:
-        """Return the nodes that give the extra groups: each time the one with most free CPUs, which reduces the sum most."""
+        """Return the nodes that give the extra groups: each time the node with most free CPUs, as that is most even."""
         rooms, extra = list(left), []
         for _ in range(groups):
             place = rooms.index(max(rooms))

@@ -38,7 +38,7 @@ class Picker:
         return self._in_one_cache(chosen, self.tables.cache_order, among, own)
 
     def _distribute(self, among: int, count: int, own: int) -> int:
-        """Return an even choice; where it needs one NUMA node and caches are aligned, a node whose cache has room."""
+        """Return an even choice; if that is one NUMA node and caches are aligned, CPUs of one cache if one has room."""
         odd = -(count + (own & self.tables.online).bit_count()) % self.group
         wanted = min(count + odd, among.bit_count())
         even = take_distributed(self.tables, among, wanted, group=self.group, sort=self.sort, own=own)
@@ -59,7 +59,7 @@ class Picker:
     def _in_one_cache(
         self, chosen: int, order: Callable[[int, int], Iterable[Unit]], among: int, own: int
     ) -> int:
-        """Return the choice if it lies in one cache or none has room; else as many CPUs of the first that has."""
+        """Return the choice if it lies in one cache or no cache has room; else as many CPUs of the first with room."""
         count = chosen.bit_count()
         if not self.align_uncore or self._is_in_one_cache(chosen, own):
             return chosen
@@ -134,7 +134,7 @@ class Picker:
         )
 
     def _preference(self, cpus: int, tiers: Sequence[int], count: int, own: int) -> tuple[int, ...]:
-        """Return a sort key: most CPUs of each preferred tier, then a cache with room for all CPUs, then fewest CPUs."""
+        """Return a sort key: most CPUs of each preferred tier, then a cache with room for all, then fewest CPUs."""
         *preferred, _ = tiers
         among = _union(tiers) & cpus
         return (

@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """A topology prepared for the algorithms. `outer` is the larger of NUMA nodes and packages."""
+    """A topology prepared for the algorithms. Of NUMA nodes and packages `outer` are the larger units."""
 
     online: int
     numa_nodes: tuple[Unit, ...]
@@ -182,7 +182,7 @@ class _Accumulator:
         self.taken = 0
 
     def take(self, mask: int) -> None:
-        """Take these free CPUs, or as many of the lowest as are still needed."""
+        """Take these free CPUs, which are not more than still needed."""
         self.taken |= mask
         self.free &= ~mask
         self.need -= mask.bit_count()
@@ -200,7 +200,7 @@ class _Accumulator:
         self.take(taken)
 
     def take_caches(self) -> None:
-        """Take whole caches, then try to put all of the rest into one cache."""
+        """Take whole caches, then try to take all CPUs that are still needed from one cache."""
         caches = self.tables.cache_order(self.free, self.own)
         self.take_whole(caches)
         for cache in caches:

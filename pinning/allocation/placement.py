@@ -78,7 +78,7 @@ def place(
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """One claim and the CPUs it may get. Tiers are masks of CPUs in order of preference."""
+    """One claim and the CPUs it may get. Tiers are bitmasks of CPUs, most preferred first."""
 
     topology: Topology
     usable: CPUSet
@@ -177,7 +177,7 @@ class _Claim:
         return room & ~(self._charged(taken) if self.smt is SMTPolicy.ISOLATE else taken)
 
     def _tiers(self, pool: int, first: CPUSet) -> list[int]:
-        """Return the pool in three parts: preferred CPUs, fully isolated cores, and the rest."""
+        """Return the pool in tiers: preferred CPUs (one tier or more), fully isolated cores, and all others."""
         preferred = [pool & cpus for cpus in self._preferred(first)]
         left = pool & ~sum(preferred)
         isolated = left & self._isolated()
@@ -200,7 +200,7 @@ class _Claim:
         return sum(core.mask for core in tables_of(self.topology).cores if not core.mask & ~away)
 
     def _fitting(self, tiers: list[int]) -> list[int]:
-        """Return the tiers, for `single` of the best NUMA node only; raise NotEnoughCPUs if that is too few."""
+        """Return the tiers, under `single` only their CPUs on the best NUMA node; raise NotEnoughCPUs if too few."""
         found = self._most(sum(tiers))
         if found < self.count:
             raise self._refusal(found)
@@ -251,7 +251,7 @@ class _Claim:
         """Return the error with the wanted count, the found count and the remedies."""
         where = " on one NUMA node" if self.policy is NUMAPolicy.SINGLE else ""
         beside = len(self.usable) - self._charged(self._pool()).bit_count()
-        busy = f", and {beside} beside busy siblings" if beside > 0 else ""
+        busy = f", and {beside} with busy siblings" if beside > 0 else ""
         remedies = [f"ask for at most {found}"] if found else []
         if where and self._pool().bit_count() >= self.count:
             remedies.append(f"choose numa-policy {NUMAPolicy.PACKED}")

@@ -105,8 +105,8 @@ def _policy(guest: GuestTopology, iothreads: int, iothreads_policy: str | None, 
         raise BadGuest(f"smt-policy {smt[:40]!r} is unknown: use one of {', '.join(SMTPolicy)}")
     if smt == SMTPolicy.ISOLATE and guest.threads > 1:
         raise BadGuest(
-            f"the guest has {guest.threads} threads per core, and smt-policy isolate gives every vCPU a core of its own:"
-            " set threads to 1, or choose smt-policy require"
+            f"the guest has {guest.threads} threads per core, and smt-policy isolate gives every vCPU a core of its"
+            " own: set threads to 1, or choose smt-policy require"
         )
     return SMTPolicy.PREFER if smt is None else SMTPolicy(smt)
 
@@ -155,7 +155,7 @@ class _VM:
                 detail = f"wanted {count} {unit}{'s' * (count > 1)} for {name}, found {found}{beside}"
                 raise NotEnoughCPUs(sum(needs.values()), len(self.usable), detail)
             found -= count
-            beside = beside or f" beside {count} vCPUs"
+            beside = beside or f" besides {count} vCPUs"
 
     def _fitted(self) -> tuple[list[int], list[int]]:
         """Return the CPUs of the vCPUs, and the remaining ones; with an SMT policy whole cores remain if possible.
@@ -283,7 +283,7 @@ def _left_free(nodes: list[list[Core]], guest: GuestTopology, wanted: int) -> CP
 
 
 def _slices(cpus: Core, vcpus: int, iothreads: int) -> Iterator[CPUSet]:
-    """Yield the CPUs of I/O threads that share CPUs with vCPUs: KubeVirt distributes the CPUs of the first vCPUs among them."""
+    """Yield the CPUs of I/O threads that share CPUs with vCPUs, as KubeVirt distributes the first vCPUs' CPUs."""
     if iothreads >= vcpus:
         yield from (CPUSet([cpus[number % vcpus]]) for number in range(1, iothreads + 1))
         return

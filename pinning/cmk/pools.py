@@ -1,8 +1,8 @@
 """Pools of a node in Intel CMK's format: pool, socket, CPU list, and the processes that hold it.
 
-An exclusive pool has one list per core, the two others one per socket. A `cmk isolate` process is listed by its pid
-on the host, as in CMK. A container that holds cores without such a process is listed by its first process, or by
-pid 1 if that is unknown, because an empty list means a free core.
+An exclusive pool has one list per core, the other two pools have one per socket. A `cmk isolate` process is listed by
+its pid on the host, as in CMK. A container that holds cores without such a process is listed by its first process, or
+by pid 1 if that is unknown, because an empty list means a free core.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def cmk_pools(node: CMKNode) -> dict[str, Lists]:
     """Return CMK's four pools.
 
     A free core of a dynamic node is in `exclusive` and in `infra`, because it may become either. Static pools are
-    disjoint. If no cores are set aside for `shared`, it has no list, and `infra` also lists the processes that
-    asked for it.
+    disjoint: if no cores are set aside for `shared`, that pool has no list, and `infra` also lists the processes that
+    asked for `shared`.
     """
     listed, common = _exclusive_cores(node)
     holders = _holders(node)
@@ -130,7 +130,7 @@ def cmk_yaml(pools: Mapping[str, Lists]) -> str:
 def within_limit(pools: Mapping[str, Lists]) -> tuple[Mapping[str, Lists], int]:
     """Return the pools with at most MOST_TASKS processes, and the number of those left out.
 
-    Each list keeps the same number at most, and at least one, because an empty list means a free core.
+    Each list is cut to the same maximum length, of at least one process, because an empty list means a free core.
     """
     counts = [
         len(tasks) for sockets in pools.values() for lists in sockets.values() for tasks in lists.values()
@@ -149,9 +149,10 @@ def within_limit(pools: Mapping[str, Lists]) -> tuple[Mapping[str, Lists], int]:
 
 
 def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
-    """Return the cores of the pool outside isolcpus, and of the common one; the two are disjoint.
+    """Return the cores of `exclusive-non-isolcpus`, and those of `exclusive`; no core is in both.
 
-    If the operator listed none, a core belongs to the former while a claim of its resource holds it.
+    If the operator did not divide the CPUs between the pools, a core is in the first one while a claim of that pool's
+    resource holds it.
     """
     cores = node.topology.cores_of((node.exclusive | node.non_isolcpus) & node.universe)
     held = union(

@@ -37,7 +37,7 @@ def describe(pools: Mapping[str, Lists]) -> Report:
 
 
 def node_report(pools: Mapping[str, Lists], topology: Topology) -> Report:
-    """Return the pools, the machine, and conflicts between CPU lists that are held."""
+    """Return the pools, the machine, and overlaps of CPU lists of which an exclusive one is held."""
     errors = list(_overlaps(pools))
     return {
         "checks": {"configDirectory": {"errors": errors, "ok": not errors}},
@@ -80,7 +80,7 @@ def _core(core: Core, topology: Topology) -> Report:
 
 
 def _overlaps(pools: Mapping[str, Lists]) -> Iterator[str]:
-    """Yield overlaps between CPU lists of which one is held; free lists of a dynamic node may overlap."""
+    """Yield a text for each overlap of two CPU lists if one of them is exclusive and held; others may overlap."""
     lists = [
         (name, cpus, CPUSet.parse(cpus), name in EXCLUSIVE_POOLS and bool(tasks))
         for name, sockets in pools.items()

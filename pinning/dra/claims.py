@@ -1,7 +1,7 @@
 """ResourceClaims with CPUs of this node: what the scheduler allocated, and the CPUs that the ledger holds for them.
 
-A claim has a part for each allocation result of corepin's driver. Amounts are those that the scheduler consumed,
-which it rounded up to whole cores, and not those of the request.
+A claim has a part for each allocation result of corepin's driver. Amounts are those that the scheduler consumed, which
+are the amounts of the request, rounded up to whole cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MOST_RESULTS: Final = 32  # results of one claim, by the API's own limit
 MOST_PODS: Final = 256  # pods in `reservedFor`, by the API's own limit
-# The scheduler marks claims that it makes for the extended resource of a DeviceClass: the pod does not name them.
+# Prefix of the annotations of claims that the scheduler makes for the extended resource of a DeviceClass; the pod does
+# not name these claims.
 _EXTENDED: Final = "resource.kubernetes.io/extended-resource-"
 # Uid of a claim, which becomes part of a file's name.
 _UID: Final = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -68,9 +69,8 @@ class DeviceClaim:
     name: str
     pods: frozenset[str]  # uids of the pods that may use it
     parts: tuple[ClaimPart, ...] = ()
-    asked: int | None = (
-        None  # CPUs that its requests name, before the scheduler rounds them up; None: not known
-    )
+    # Number of CPUs that its requests name, before the scheduler rounds it up; None: not known.
+    asked: int | None = None
 
     @property
     def full_name(self) -> str:
@@ -89,7 +89,7 @@ class ClaimGrant:
 
     claim: DeviceClaim
     cpus: tuple[CPUSet, ...]
-    # Whether the kubelet prepared the claim: then it stays until the kubelet has unprepared it.
+    # Whether the kubelet prepared the claim: then the grant stays until the kubelet has unprepared it.
     is_prepared: bool = False
 
     @property
@@ -127,12 +127,11 @@ class SeenClaims:
 
     # Allocated claims by uid.
     known: Mapping[str, DeviceClaim] = field(default_factory=lambda: MappingProxyType({}))
-    # Namespace and name of claims, of any driver, that were read or could not be read, each with a pod that named
-    # it then.
+    # Claims of any driver that the agent has tried to read: namespace, name, and the uid of a pod that named it then.
     read: frozenset[tuple[str, str, str]] = frozenset()
     prepared: frozenset[str] = frozenset()  # uids of claims whose Prepare the kubelet has called
     released: frozenset[str] = frozenset()  # uids of claims whose Unprepare the kubelet has called
-    # Claims that an earlier agent prepared, for an agent without checkpoint.
+    # Claims that an earlier agent prepared, for an agent without a checkpoint.
     found: tuple[ClaimGrant, ...] = ()
     # Times of each claim, by uid.
     times: Mapping[str, ClaimTimes] = field(default_factory=lambda: MappingProxyType({}))
@@ -177,14 +176,14 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
 
 
 def _asked(spec: object, results: list[Mapping[str, Any]], node: str) -> int | None:
-    """Return the CPUs that the requests of this driver's results name; None if one names no readable amount."""
+    """Return the number of CPUs in the requests of this driver's results; None if one of them has no valid amount."""
     named = dict(_amounts(spec))
     amounts = [named.get(str(it.get("request"))) for it in results if _is_ours(it, node)]
     return None if None in amounts else sum(amount for amount in amounts if amount)
 
 
 def _amounts(spec: object) -> Iterator[tuple[str, int]]:
-    """Yield the requests of a claim, and their alternatives, with the whole CPUs that they name."""
+    """Yield the name of each request of a claim, and of each alternative, with its amount rounded up to whole CPUs."""
     devices = spec.get("devices") if isinstance(spec, Mapping) else None
     listed = devices.get("requests") if isinstance(devices, Mapping) else None
     for request in listed if isinstance(listed, list) else ():
@@ -229,7 +228,7 @@ def _consumed(given: object) -> int:
     if not isinstance(given, Mapping) or DRA_CAPACITY not in given:
         raise BadContract(
             f"the allocation has no consumedCapacity of {DRA_CAPACITY}: switch on the feature gate"
-            " DRAConsumableCapacity of API server and scheduler, then make the claim anew"
+            " DRAConsumableCapacity of API server and scheduler, then create the claim again"
         )
     amount = given[DRA_CAPACITY]
     try:
@@ -254,7 +253,7 @@ def _refuse_extended(meta: Mapping[str, Any]) -> None:
 def _refuse_parameters(config: list[Mapping[str, Any]]) -> None:
     for entry in config:
         if _mapping(entry.get("opaque") or {}, "opaque").get("driver") == DRA_DRIVER:
-            raise BadContract(f"parameters for driver {DRA_DRIVER} are not known: remove them from the claim")
+            raise BadContract(f"driver {DRA_DRIVER} has no parameters: remove them from the claim")
 
 
 def _mapping(given: object, what: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Allocated(NamedTuple):
-    """The device of a claim, and the CPUs consumed there: those of the request in whole cores."""
+    """The device of a claim, and the number of CPUs consumed there: the request, rounded up to whole cores."""
 
     device: str
     cpus: int
@@ -23,7 +23,7 @@ def first_fit(
 ) -> Allocated | str:
     """Return the first device of a ResourceSlice with room for a claim, or why none has.
 
-    `consumed` are the CPUs of other claims by device; the scheduler subtracts them from what is published.
+    `consumed` are the numbers of CPUs of other claims by device; the scheduler subtracts them from the published ones.
     """
     rooms = {}
     for device in devices:
@@ -43,5 +43,5 @@ def _no_room(rooms: Mapping[str, int], wanted: int) -> str:
     found = listed(f"{room} on {name}" for name, room in rooms.items())
     remedy = f"ask for at most {max(rooms.values())}"
     if sum(rooms.values()) >= wanted:
-        remedy += ", or by several requests, because a request has CPUs of one device"
+        remedy += ", or by several requests, because a request gets CPUs of a single device"
     return f"no device of this node has room for {wanted} CPUs, free are {found}: {remedy}"

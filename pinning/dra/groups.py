@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 
 
 def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:
-    """Return the CPU amount of a published device of any driver, in the API's form; None if it has none.
+    """Return the CPU amount of a published device of any driver, as the API writes it; None if it has none.
 
     A device of upstream's driver without an amount is one CPU, because in its mode `individual` the driver publishes
     each CPU as a device.
@@ -49,7 +49,7 @@ def cpus_of_device(driver: str, device: Mapping[str, Any]) -> object:
 
 
 def device_groups(topology: Topology, usable: CPUSet) -> tuple[DeviceGroup, ...]:
-    """Return the devices of a node, by NUMA node; a device without any usable core has no CPUs."""
+    """Return the devices of a node, in order of NUMA nodes; a device without any usable core has no CPUs."""
     found = []
     for number, cpus in sorted(topology.numa_nodes.items()):
         for kind, cores in _kinds(topology, cpus).items():
@@ -61,7 +61,7 @@ def device_groups(topology: Topology, usable: CPUSet) -> tuple[DeviceGroup, ...]
 
 
 def _kinds(topology: Topology, cpus: CPUSet) -> Mapping[str, tuple[Core, ...]]:
-    """Return the cores of a NUMA node by kind, with a name where it has several."""
+    """Return the cores of a NUMA node by the label of their core type; the label is empty if there is only one type."""
     typed = {
         name: cores
         for name, its in sorted(topology.core_types.items())
@@ -74,7 +74,7 @@ def _kinds(topology: Topology, cpus: CPUSet) -> Mapping[str, tuple[Core, ...]]:
 
 
 def _label(name: str) -> str:
-    """Return a kind of core as part of the name of a device, which is a DNS label."""
+    """Return a core type as part of the name of a device, which is a DNS label."""
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
 
 
@@ -84,7 +84,7 @@ def free_of(group: DeviceGroup, topology: Topology, held: CPUSet) -> CPUSet:
 
 
 def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str, int]:
-    """Return the CPUs to publish of each device: those that claims hold, or could hold.
+    """Return the number of CPUs to publish for each device: those that claims hold, or could hold.
 
     CPUs held by claims count as free, because the scheduler subtracts them itself. One core is left out if the
     shared set would otherwise be empty.
@@ -100,7 +100,8 @@ def published_cpus(groups: tuple[DeviceGroup, ...], offer: Offer) -> Mapping[str
 def slice_devices(offer: Offer) -> list[dict[str, Any]]:
     """Return the devices of the node's ResourceSlice.
 
-    The device with the fewest CPUs left is first, because the scheduler takes the first device that fits.
+    The device with the fewest CPUs left is first, because the scheduler takes the first device that fits. Devices with
+    no CPUs left are last.
 
     A device without CPUs is left out: the API server refuses its request policy, and without a policy a request
     consumes nothing.
@@ -136,7 +137,7 @@ def _device(group: DeviceGroup, value: int) -> dict[str, Any]:
 
 
 def request_policy(value: int, step: int) -> dict[str, Any]:
-    """Return the scheduler's rounding of requests; the API server requires a range with room for a step."""
+    """Return how the scheduler rounds requests; the API server refuses a range without room for one step."""
     if value < 2 * step:
         return {"default": str(step), "validValues": [str(step)]}
     return {"default": str(step), "validRange": {"min": str(step), "step": str(step)}}

@@ -128,7 +128,7 @@ def _is_settled(seen: VMSeen, unchanged_seconds: float) -> bool:
 
 
 def _pinned(masks: Sequence[CPUSet], cpus: CPUSet) -> tuple[CPUSet, ...]:
-    """Return the CPUs of the masks if each mask is a single CPU of `cpus`, and all of them differ; otherwise an empty set."""
+    """Return the masks if each is a single CPU of `cpus` and all of them differ; otherwise an empty tuple."""
     together = union(masks)
     is_whole = len(together) == len(masks) == sum(map(len, masks))
     return tuple(masks) if is_whole and together <= cpus else ()
@@ -158,7 +158,7 @@ def _by_core(cpus: CPUSet, topology: Topology) -> list[CPUSet]:
 
 
 def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
-    """Return the emulator's own CPUs: of KubeVirt's housekeeping cgroup, its affinity, or the last masks; else empty."""
+    """Return the emulator's own CPUs: of KubeVirt's housekeeping cgroup, its affinity or the last masks; else empty."""
     cpus, before = launcher.cpus, launcher.before
     if own := seen.housekeeping & cpus:
         return own
@@ -170,12 +170,12 @@ def _house(seen: VMSeen, launcher: Launcher, pins: CPUSet) -> CPUSet:
 
 
 def _has_room(seen: VMSeen, cpus: CPUSet) -> bool:
-    """Return whether the remaining CPUs suffice for the vCPUs; otherwise the set is not the emulator's own."""
+    """Return whether these CPUs suffice for the vCPUs."""
     return len(cpus) >= max(1, len(seen.vcpus))
 
 
 def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> VMMasks:
-    """Return masks around the present or previous pins."""
+    """Return masks that keep these pins, which are the present or the previous ones."""
     house = _house(seen, launcher, union(pins))
     others = _others(seen, launcher, union(pins), house)
     taken = union(pins) if others.isdisjoint(union(pins)) else EMPTY
@@ -188,7 +188,7 @@ def _one_to_one(seen: VMSeen, launcher: Launcher, pins: tuple[CPUSet, ...]) -> V
 
 
 def _others(seen: VMSeen, launcher: Launcher, pins: CPUSet, house: CPUSet) -> CPUSet:
-    """Return the mask of all other threads: spare CPUs, on other cores if the SMT policy requires that."""
+    """Return the mask of all other threads: the CPUs without pins, on other cores if the SMT policy requires that."""
     if house:
         return house
     spare = EMPTY if seen.has_pool else launcher.cpus - pins

@@ -63,7 +63,7 @@ class VMThread:
 
 
 class GuestID(NamedTuple):
-    """Position of a vCPU in the guest's topology, which the guest's kernel shows beside its own CPU numbers."""
+    """Position of a vCPU in the guest's topology, which the guest's kernel shows for each of its CPU numbers."""
 
     socket: int
     core: int  # core of the socket
@@ -101,7 +101,8 @@ class VMThreads:
     reason: str = ""  # why vCPUs are not identified
     own_count: int = 0  # number of threads of the process, compared with a later count
     notes: tuple[str, ...] = ()  # threads left out, with the reason
-    kvm_vcpus: int = 0  # vCPUs that KVM has created, with unplugged ones, if it does not show their threads
+    # Number of vCPUs that KVM has created, including unplugged ones, if debugfs did not identify them; 0: not known.
+    kvm_vcpus: int = 0
 
     @cached_property
     def own(self) -> tuple[VMThread, ...]:

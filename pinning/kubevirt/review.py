@@ -83,7 +83,7 @@ class Review(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The VMI of an object; both paths end with a dot, or are empty for the object itself."""
+    """The VMI of an object; `path` is its path in the object and ends with a dot, or is empty for the object itself."""
 
     path: str
     metadata: ObjectMeta
@@ -123,7 +123,7 @@ def review_vmi(
     sidecar_gate: bool = True,
     threads_per_core: tuple[int, ...] = (),
 ) -> Review:
-    """Validate one object; never raises. `threads_per_core` has all node shapes, or is empty if they are unknown."""
+    """Validate one object; never raises. `threads_per_core` has the values of all nodes; empty if not known."""
     template = find_template(kind, metadata, spec)
     if isinstance(template, Cause):
         return Review((template,))
@@ -153,7 +153,7 @@ def vmi_causes(
 def vmi_update_causes(changes: Iterable[tuple[str, object, object]]) -> Iterator[Cause]:
     """Yield the causes that refuse changes of a VMI's spec, given path, old and new value of each.
 
-    An absent, a null and an empty list are equal.
+    An absent value, null and an empty list are equal.
     """
     for path, old, new in changes:
         if old != new and not (_is_nothing(old) and _is_nothing(new)):

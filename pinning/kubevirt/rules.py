@@ -69,7 +69,10 @@ def guest_memory_is_within_limit(vmi: VMIView) -> Iterator[Cause]:
     """Refuse guest memory above the limit; with LiveUpdate KubeVirt ensures that itself."""
     guest, limit = Amount.of(vmi.memory.get("guest")), vmi.limit("memory")
     if not vmi.settings.live_update and 0 != limit.value < guest.value:
-        message = f"memory.guest is {guest.text}, greater than limits.memory {limit.text}: lower the first or raise the second"
+        message = (
+            f"memory.guest is {guest.text}, greater than limits.memory {limit.text}:"
+            " lower the first or raise the second"
+        )
         yield vmi.cause("memory.guest", message)
 
 
@@ -117,14 +120,14 @@ def dedicated_limit_is_whole(vmi: VMIView) -> Iterator[Cause]:
 
 
 def dedicated_memory_is_guaranteed(vmi: VMIView) -> Iterator[Cause]:
-    """7: refuse different memory request and limit beside dedicated CPUs."""
+    """7: refuse dedicated CPUs together with different memory request and limit."""
     request, limit = vmi.request("memory"), vmi.limit("memory")
     if vmi.is_dedicated and request.value > 0 and limit.value > 0 and request.value != limit.value:
         yield vmi.cause("resources.requests.memory", _unequal("memory", request, limit))
 
 
 def dedicated_has_cpus(vmi: VMIView) -> Iterator[Cause]:
-    """8: refuse dedicated CPUs without a number; defaulting leaves no such spec."""
+    """8: refuse dedicated CPUs without a number of CPUs; no spec with KubeVirt's defaults is refused."""
     if vmi.is_dedicated and not (vmi.vcpus or vmi.request("cpu").value or vmi.limit("cpu").value):
         message = "dedicatedCpuPlacement is true but no number of CPUs is given: set cpu.cores"
         yield vmi.cause("cpu.dedicatedCpuPlacement", message)
@@ -208,7 +211,10 @@ def sockets_are_within_maximum(vmi: VMIView) -> Iterator[Cause]:
     """18: refuse more sockets than the maximum for hotplug."""
     sockets, maximum = vmi.cpu.get("sockets") or 0, vmi.cpu.get("maxSockets") or 0
     if 0 != maximum < sockets:
-        message = f"cpu.sockets is {sockets}, greater than cpu.maxSockets {maximum}: lower the first or raise the second"
+        message = (
+            f"cpu.sockets is {sockets}, greater than cpu.maxSockets {maximum}:"
+            " lower the first or raise the second"
+        )
         yield vmi.cause("cpu.sockets", message)
 
 
@@ -247,7 +253,7 @@ def io_threads_policy_is_known(vmi: VMIView) -> Iterator[Cause]:
 
 
 def io_threads_pool_has_a_count(vmi: VMIView) -> Iterator[Cause]:
-    """22: refuse a pool of I/O threads without a number; the field is KubeVirt's word, not the API's."""
+    """22: refuse a pool of I/O threads without a number of threads; the cause's field is KubeVirt's, not in the API."""
     count = find(vmi.domain, "ioThreads.supplementalPoolThreadCount")
     if vmi.domain.get("ioThreadsPolicy") == IOThreadsPolicy.SUPPLEMENTAL_POOL and not count:
         message = (
@@ -280,7 +286,7 @@ def architecture_is_known(vmi: VMIView) -> Iterator[Cause]:
 
 
 def hotplug_memory_is_possible(vmi: VMIView) -> Iterator[Cause]:
-    """Refuse a VM with room for memory hotplug beside realtime or NUMA passthrough (LiveUpdate only)."""
+    """Refuse a VM with both memory hotplug and realtime or NUMA passthrough (LiveUpdate only)."""
     if not vmi.settings.live_update or vmi.memory.get("maxGuest") is None:
         return
     for name, is_set in (
@@ -293,7 +299,7 @@ def hotplug_memory_is_possible(vmi: VMIView) -> Iterator[Cause]:
 
 
 def instancetype_counts_cpus(vmi: VMIView) -> Iterator[Cause]:
-    """Refuse CPU counts beside an instancetype, which brings its own."""
+    """Refuse CPU counts in the VM together with an instancetype, which sets these itself."""
     for path in (*CPU_AMOUNTS, "cpu.sockets", "cpu.cores", "cpu.threads"):
         found = find(vmi.domain, path)
         if found is not None and found != 0:
@@ -374,7 +380,7 @@ INSTANCETYPE_RULES: Final[tuple[Rule, ...]] = (
     dedicated_threads_fit_architecture,  # threads and architecture are not changed once the VM sets them
     dedicated_threads_are_two_at_most,
     feature_policies_are_known,  # a preference adds features, it does not change those of the VM
-    sockets_are_within_maximum,  # sockets beside an instancetype are a conflict anyway
+    sockets_are_within_maximum,  # sockets together with an instancetype are a conflict anyway
     realtime_mask_is_readable,  # the VM's own mask, or a conflict
     io_threads_policy_is_known,  # the VM's own policy, or a conflict
     model_fits_architecture,  # model and architecture are not changed once the VM sets them
@@ -382,5 +388,5 @@ INSTANCETYPE_RULES: Final[tuple[Rule, ...]] = (
     hotplug_memory_is_possible,  # maxGuest, realtime and NUMA of the VM stay
 )
 
-# An unreadable amount of memory counts as given: these rules would report it as missing or wrong.
+# Rules that are skipped if an amount of memory is unreadable, because they would report it as missing or wrong too.
 NEEDS_ALL_MEMORY: Final = frozenset({hugepages_divide_memory, dedicated_has_memory, memory_is_given})

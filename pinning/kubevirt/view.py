@@ -1,6 +1,6 @@
 """Parsed numbers of a VMI spec, shared by the rules.
 
-An unreadable number becomes a cause and is removed from the spec such that no rule reports a consequence of it.
+An unreadable number is reported as a cause and removed from the spec, so that no rule reports a consequence of it.
 Readable specs are validated in `rules`.
 """
 

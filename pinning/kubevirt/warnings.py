@@ -23,16 +23,16 @@ def pod_cpus(vmi: VMIView, *, even_parity: bool) -> int:
 
 
 def warnings_of(vmi: VMIView, *, even_parity: bool, threads_per_core: tuple[int, ...]) -> Iterator[Cause]:
-    """Yield every warning about a VMI that no rule refuses.
+    """Yield the warnings about a VMI that no rule refuses, except that of `said_twice`.
 
-    `threads_per_core` lists the shapes of all nodes; empty when they are unknown.
+    `threads_per_core` are the numbers of threads per core of all nodes; empty if they are not known.
     """
     if vmi.is_dedicated and threads_per_core and max(threads_per_core) == 1:
         yield from _threads_without_smt(vmi)
     elif vmi.is_dedicated:
         yield from _odd_total(vmi, even_parity=even_parity)
     yield from _pool_without_policy(vmi)
-    yield from _mask_of_nobody(vmi)
+    yield from _unmatched_mask(vmi)
 
 
 def said_twice(raw: Domain, vmi: VMIView) -> Iterator[Cause]:
@@ -83,7 +83,10 @@ def _even_remedy(vmi: VMIView) -> str:
 def _threads_without_smt(vmi: VMIView) -> Iterator[Cause]:
     threads = vmi.cpu.get("threads") or 0
     if threads > 1:
-        message = f"threads is {threads}, but no node has more than one thread per core: set threads to 1 and raise cores"
+        message = (
+            f"threads is {threads}, but no node has more than one thread per core:"
+            " set threads to 1 and raise cores"
+        )
         yield vmi.cause("cpu.threads", message)
 
 
@@ -96,7 +99,7 @@ def _pool_without_policy(vmi: VMIView) -> Iterator[Cause]:
         yield vmi.cause(POOL_COUNT, message)
 
 
-def _mask_of_nobody(vmi: VMIView) -> Iterator[Cause]:
+def _unmatched_mask(vmi: VMIView) -> Iterator[Cause]:
     mask = (vmi.cpu.get("realtime") or {}).get("mask") or ""
     parsed = RealtimeMask.parse(mask)
     numbers = f"the vCPUs are 0 to {vmi.vcpus - 1}"
@@ -104,5 +107,8 @@ def _mask_of_nobody(vmi: VMIView) -> Iterator[Cause]:
         message = f"realtime.mask {mask[:40]} selects no vCPU; {numbers}: list those to run in realtime, for example 0"
         yield vmi.cause("cpu.realtime.mask", message)
     if strangers := parsed.strangers(vmi.vcpus):
-        message = f"realtime.mask names {', '.join(strangers)[:40]}, but {numbers}: set existing vCPUs, without leading zeros"
+        message = (
+            f"realtime.mask names {', '.join(strangers)[:40]}, but {numbers}:"
+            " set existing vCPUs, without leading zeros"
+        )
         yield vmi.cause("cpu.realtime.mask", message)

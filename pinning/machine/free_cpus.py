@@ -31,6 +31,6 @@ def zone_cpus(topology: Topology, pool: CPUSet, free: CPUSet, shared: CPUSet) ->
 
 
 def free_cpus(pool: CPUSet, free: CPUSet, shared: CPUSet) -> int:
-    """Return the sum of the CPUs that claims with `single` could take on all NUMA nodes."""
+    """Return the number of CPUs that claims with `single` could take on all NUMA nodes together."""
     left = pool & free
     return len(left) - (bool(left) and shared <= left)

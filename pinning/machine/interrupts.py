@@ -1,9 +1,9 @@
 """The affinity of each device interrupt while some CPUs are quiet. Pure.
 
-Some interrupts stay on quiet CPUs: those of a container's devices on its CPUs (`Stay.home`), others keep their
-affinity. An interrupt that may fire on quiet CPUs loses these bits of its affinity, and gets them back when the CPUs
-are no longer quiet. The agent restores an affinity only if it is one that the agent wrote. Any other value was set by
-another program, or by the kernel when a CPU went offline, and becomes the new original.
+An `irq-policy` lets interrupts stay on quiet CPUs: those of a container's devices are confined to its CPUs
+(`Stay.home`), others keep their affinity. Any other interrupt loses the bits of quiet CPUs in its affinity, and gets
+them back when the CPUs are no longer quiet. The agent restores an affinity only if it is one that the agent wrote. Any
+other value was set by another program, or by the kernel when a CPU went offline, and becomes the new original.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from pinning.machine.cpuset import EMPTY, CPUSet
 
-LEAST_OTHERS: Final = 2  # online CPUs left for interrupts; the vectors of a single one can run out
+LEAST_OTHERS: Final = 2  # online CPUs left for interrupts; the vectors of a single CPU can run out
 
 
 class Stay(NamedTuple):
@@ -23,7 +23,7 @@ class Stay(NamedTuple):
     home: CPUSet = EMPTY  # CPUs of `may` to which it is confined; empty: it may fire on other CPUs too
 
     def allowed(self, cpus: CPUSet) -> Stay:
-        """Return a copy that allows further CPUs."""
+        """Return a copy that allows the interrupt on further CPUs."""
         return self._replace(may=self.may | cpus)
 
     def at_home(self, cpus: CPUSet) -> Stay:
@@ -71,15 +71,15 @@ class Taken(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A decision about one interrupt: the record is saved, then the affinity is written."""
+    """A decision about one interrupt; the caller saves the record before it writes the affinity."""
 
     taken: Taken | None  # the record to save; None: nothing has to be restored after the write
-    write: CPUSet | None = None  # affinity to write; None: it stays
+    write: CPUSet | None = None  # affinity to write; None: the affinity is not changed
     is_foreign: bool = False  # another program moved the interrupt back to quiet CPUs since the last reading
 
 
 def hindrance(quiet: Quiet) -> str:
-    """Return why no interrupt can be kept off quiet CPUs; empty if all can."""
+    """Return why no interrupt can be kept off quiet CPUs; empty if enough other CPUs are left."""
     if len(quiet.others) >= LEAST_OTHERS:
         return ""
     left = f"only CPU {quiet.others}" if quiet.others else "no CPU"
@@ -87,9 +87,9 @@ def hindrance(quiet: Quiet) -> str:
 
 
 def away(original: CPUSet, quiet: Quiet, near: CPUSet = EMPTY) -> CPUSet:
-    """Return the affinity of an interrupt off quiet CPUs, always with an online CPU if the original has one.
+    """Return the affinity that keeps an interrupt off quiet CPUs; it has an online CPU if the original has one.
 
-    `near` are the CPUs of its device's NUMA node, to which an interrupt moves first if it loses all of its CPUs.
+    `near` are the CPUs of its device's NUMA node, to which an interrupt that loses all of its CPUs preferably moves.
     """
     if quiet.home:
         return original & quiet.home or quiet.home
@@ -113,9 +113,9 @@ def decide(
 ) -> Decision:
     """Decide about an interrupt with the affinity `now`.
 
-    Without `may_take` it loses no CPU, and gets CPUs back only if it loses none by that. `proven` is its
-    affinity if the agent wrote it and has read it back; the caller leaves it out where the kernel or
-    irqbalance may have changed it since.
+    Without `may_take` the interrupt loses no CPU, except when its original affinity is restored. `proven` is the
+    affinity that the agent wrote and read back; the caller leaves it out if the kernel or irqbalance may have changed
+    it since.
     """
     is_ours = taken is not None and now in taken.wrote
     original = taken.original if taken and is_ours else now
@@ -135,11 +135,10 @@ def decide(
 
 
 def born(now: CPUSet, default: Taken | None, online: CPUSet, near: CPUSet = EMPTY) -> Taken | None:
-    """Return the record of an interrupt that was requested under a default affinity without quiet CPUs.
+    """Return the record of an interrupt that was requested under a default affinity without quiet CPUs; else None.
 
     Only the exact affinity that the kernel gives at the request is recognised: any other was chosen by a
-    driver, an operator or irqbalance, and never had the quiet CPUs. `near` are the CPUs of its device's NUMA
-    node.
+    driver, an operator or irqbalance, and did not lose quiet CPUs. `near` are the CPUs of its device's NUMA node.
     """
     if default is None:
         return None
@@ -152,6 +151,6 @@ def born(now: CPUSet, default: Taken | None, online: CPUSet, near: CPUSet = EMPT
 
 
 def _at_birth(default: CPUSet, online: CPUSet, near: CPUSet) -> tuple[CPUSet, CPUSet]:
-    """Return the affinities that the kernel gives a new interrupt: once it is started, and while only allocated."""
+    """Return the affinities that the kernel gives a new interrupt: once it is started, and before that."""
     started = (default & online) or online
     return (started & near) or started, default

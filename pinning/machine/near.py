@@ -23,7 +23,7 @@ MOST_NAMED: Final = 3  # resources that a message names
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of a container, and the NUMA nodes that the kubelet names for it; none if not known."""
+    """One device of a container, and the NUMA nodes that the kubelet names for it; empty if they are not known."""
 
     resource: str
     nodes: CPUSet
@@ -32,14 +32,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """NUMA nodes of which each is near all of some devices of a container, and how many devices these are."""
+    """A group of a container's devices: the NUMA nodes that are near all of them, and the number of devices."""
 
     nodes: CPUSet
     devices: int
 
 
 def nodes_beside(topology: Topology, node: int) -> CPUSet:
-    """Return the node if it has online CPUs, else the nearest nodes with online CPUs; none if not known."""
+    """Return the node if it has online CPUs, else the nearest nodes that have; empty if distances are not known."""
     living = topology.nodes_of(topology.online)
     if node in living:
         return CPUSet([node])
@@ -50,20 +50,20 @@ def nodes_beside(topology: Topology, node: int) -> CPUSet:
 
 
 def near_nodes(topology: Topology, device: Device) -> CPUSet:
-    """Return the NUMA nodes with CPUs near a device; none if not known, as for a number that the machine lacks."""
+    """Return the NUMA nodes with CPUs near a device; empty if not known, as for nodes that the machine lacks."""
     return union(nodes_beside(topology, node) for node in device.nodes)
 
 
 def homes_of(topology: Topology, devices: Iterable[Device]) -> tuple[Home, ...]:
-    """Return the homes of a container with these devices; none if no device has a known node."""
+    """Return the homes of a container with these devices; empty if no device has a known node."""
     return homes(near_nodes(topology, device) for device in devices)
 
 
 def homes(devices: Iterable[CPUSet]) -> tuple[Home, ...]:
-    """Return the fewest sets of NUMA nodes, chosen greedily, that cover a container's devices.
+    """Group a container's devices by the NUMA nodes near them, greedily into few groups.
 
-    `devices` are, for each device, the nodes near it. The node near most uncovered devices is taken first, among equals
-    the lowest. A device without a node is left out.
+    `devices` has the nodes near each device. The node near most devices that are in no group yet is taken first, among
+    equals the lowest, and these devices become a group. A device without a node is left out.
     """
     left, found = [nodes for nodes in devices if nodes], []
     while left:
@@ -83,7 +83,7 @@ def nodes_of(homes: Iterable[Home]) -> CPUSet:
 
 
 def nearness(topology: Topology, homes: Iterable[Home], cpus: CPUSet) -> tuple[int, int]:
-    """Return how many CPUs are near devices, and how many homes have some of them; more is nearer."""
+    """Return a sort key, larger for nearer CPUs: how many are near devices, and how many homes have some of them."""
     near = [len(cpus & cpus_near(topology, home.nodes)) for home in homes]
     return sum(near), sum(map(bool, near))
 
@@ -101,9 +101,9 @@ class DeviceKind:
 def device_kinds(
     topology: Topology, devices: Iterable[Device], cpus: CPUSet | None
 ) -> tuple[DeviceKind, ...]:
-    """Return a container's devices by resource, and whether CPUs that the kernel lets it use are near them.
+    """Return a container's devices by resource, and whether the CPUs that the kernel lets it use are near them.
 
-    They are near if all of them are on home nodes of the container, and some near each device. `cpus` is None where
+    The CPUs are near if all of them are on home nodes of the container, and some near each device. `cpus` is None if
     they were not read.
     """
     listed = sorted(devices, key=lambda device: device.resource)
@@ -120,7 +120,7 @@ def device_kinds(
 
 
 def devices_text(topology: Topology, devices: Iterable[Device]) -> str:
-    """Return the devices with a known NUMA node in words: a few resources, and the number of the others."""
+    """Return a text about the devices with a known NUMA node: a few resources, and the number of the others."""
     nodes: dict[str, CPUSet] = {}
     for device in sorted(devices, key=lambda device: device.resource):
         if near_nodes(topology, device):
@@ -136,7 +136,7 @@ def cpus_near(topology: Topology, nodes: CPUSet) -> CPUSet:
 
 
 def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
-    """Return all NUMA nodes with CPUs in groups, nearest first: the given ones, then others by their distance.
+    """Return all NUMA nodes with CPUs in groups, nearest first: the given nodes, then others by their distance.
 
     Among nodes at the same distance, and if distances are not known, nodes in the packages of the given ones come
     first.
@@ -159,10 +159,10 @@ def rings(topology: Topology, nodes: CPUSet) -> tuple[CPUSet, ...]:
 def shares(
     count: int, unit: int, devices: Sequence[int], rooms: Sequence[int] = ()
 ) -> tuple[int, ...] | None:
-    """Return how many of `count` CPUs go beside each home: whole units in proportion to its devices.
+    """Return how many of `count` CPUs each home gets: whole units, in proportion to its number of devices.
 
-    Each home gets at least one unit if there are enough units; homes are given in order of their number of devices,
-    most first. `rooms` are the most that each can get; None if all of them together are less than `count`.
+    `devices` has the number of devices of each home, in descending order. Each home gets at least one unit if there are
+    enough units. `rooms` are the most CPUs that each home can get. The result is None if their sum is below `count`.
     """
     limits = rooms or [count] * len(devices)
     if sum(limits) < count:
@@ -182,6 +182,6 @@ def shares(
 
 
 def _lower_shares(count: int, unit: int, devices: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """Return each home's share of all units but one per home, so that few are left to distribute singly."""
+    """Return each home's share of all units except one per home, so that few units are left to distribute singly."""
     units, every = max(0, count // unit - len(devices)), sum(devices)
     return [min(limit, units * its // every * unit) for its, limit in zip(devices, limits, strict=True)]

@@ -1,7 +1,7 @@
-"""Number of CPUs that are free beside any device that the kubelet may assign next. Pure.
+"""Number of CPUs that are free near any device that the kubelet may assign next. Pure.
 
-The scheduler knows the resources of a node and no NUMA nodes, and the kubelet chooses the device. A container
-may get any of the candidate devices, so the minimum over these is published.
+The scheduler knows the resources of a node but not its NUMA nodes, and the kubelet chooses the device. A container may
+get any of the candidate devices, so the least number of free CPUs near one of them is published.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     Kinds = Mapping[str, Mapping[CPUSet, int]]
 
-# NUMA nodes for which CPUs beside devices are counted; the kubelet allows 8 by default.
+# NUMA nodes for which CPUs near devices are counted; the kubelet allows 8 by default.
 MOST_NODES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FreeDevices:
-    """The healthy free devices of a node, and the kubelet's way to choose among them."""
+    """The healthy free devices of a node, and how the kubelet chooses among them."""
 
     # Number of devices of each resource, by the NUMA nodes that the kubelet names; no nodes if not known.
     kinds: Kinds = field(default_factory=lambda: MappingProxyType({}))
@@ -38,10 +38,10 @@ class FreeDevices:
 
 
 def rooms(topology: Topology, free: Mapping[int, int], total: int, devices: FreeDevices) -> dict[str, int]:
-    """Return, for each resource, the least free CPUs of all NUMA nodes near a device that may be assigned.
+    """Return the least number of free CPUs on a NUMA node near a device that may be assigned, for each resource.
 
-    `free` are the free CPUs of each NUMA node, `total` those of all. A device without a known NUMA node, or
-    of an ignored resource, sets no limit; without a free device the room is 0.
+    `free` is the number of free CPUs of each NUMA node, `total` that of all nodes. A device without a known NUMA node,
+    or of an ignored resource, sets no limit. The number is 0 for a resource without a free device.
     """
     taken = first_nodes(devices.kinds) if devices.is_lowest_first else None
     found = {}
@@ -55,14 +55,14 @@ def rooms(topology: Topology, free: Mapping[int, int], total: int, devices: Free
 def _near(
     topology: Topology, resource: str, kind: Iterable[CPUSet], taken: Collection[int] | None
 ) -> Iterator[int]:
-    """Yield the NUMA nodes near the devices of a resource; with `taken` only near its devices on these nodes."""
+    """Yield the NUMA nodes near a resource's devices; `taken` limits these to devices on such nodes (None: all)."""
     for nodes in kind:
         if taken is None or any(node in taken for node in nodes):
             yield from near_nodes(topology, Device(resource, nodes))
 
 
 def first_nodes(kinds: Kinds) -> frozenset[int] | None:
-    """Return the NUMA nodes that the topology manager may choose; None for too many nodes.
+    """Return the NUMA nodes that the topology manager may choose; None if there are more than MOST_NODES.
 
     For a container that fits on one node it chooses the lowest node with all of its devices. So a node is never chosen
     if a lower one has as many free devices of every resource.

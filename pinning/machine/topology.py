@@ -61,10 +61,10 @@ class Topology:
     isolated: CPUSet = EMPTY  # excluded from the kernel's scheduler domains (isolcpus)
     # NUMA nodes with memory; None: the source of the topology does not show them.
     known_memory_nodes: CPUSet | None = None
-    # Bytes of each NUMA node, if known: they differ slightly between machines of one kind.
+    # Bytes of each NUMA node, if known; not compared, because they differ slightly between machines of one kind.
     memory: Mapping[int, int] = field(default_factory=dict, compare=False)
-    # The kernel's distances between all pairs of NUMA nodes, including each node to itself; empty if not known. It
-    # names no machine.
+    # The kernel's distances between all pairs of NUMA nodes, including each node to itself; empty if not known. Not
+    # compared, because they do not identify a machine.
     distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict, compare=False)
 
     @classmethod
@@ -108,9 +108,10 @@ class Topology:
 
     @cached_property
     def has_even_caches(self) -> bool:
-        """Whether a NUMA node has several last-level caches, all of them worth keeping a claim on.
+        """Whether a NUMA node has several last-level caches, and a claim is best kept on one of them.
 
-        Each cache of the machine has two cores or more, at least half as many as the largest, and the same core types.
+        This holds if each cache of the machine has two cores or more, at least half as many as the largest cache, and
+        the same core types.
         """
         cores: defaultdict[int, list[Core]] = defaultdict(list)
         for core in self.cores:
@@ -207,7 +208,7 @@ class Topology:
         facts = [_fact(core, cpu) for core in self.cores for cpu in core.cpus]
         facts += [_remembered(self, previous, cpu) for cpu in forgotten]
         whole = assemble(facts, self.online, self.isolated)
-        # a node may go offline with its last CPU
+        # The larger reading is used, because a NUMA node may go offline with its last CPU.
         distances = max(self.distances, previous.distances, key=len)
         return replace(
             whole, known_memory_nodes=self.known_memory_nodes, memory=self.memory, distances=distances
@@ -344,7 +345,7 @@ def _restored(saved: Mapping[str, Any]) -> Topology:
     siblings = [CPUSet.parse(text) for text in saved["cores"]]
     known = union(siblings)
     if any(place.keys() != set(known) for place in places):
-        raise ValueError(f"cores name CPUs {known}, their groups others")
+        raise ValueError(f"cores have CPUs {known}, but packages, NUMA nodes or caches have others")
 
     def core(cpus: CPUSet) -> Core:
         first = cpus.lowest()

@@ -31,7 +31,7 @@ NO_SANDBOXES: Final[Mapping[str, SandboxSet]] = MappingProxyType({})
 class Kind(StrEnum):
     """The effect of a write on its container, in execution order."""
 
-    SHRINK = "shrink"  # removes CPUs, and adds none that another container may not share
+    SHRINK = "shrink"  # removes CPUs; CPUs that it adds may be shared with other containers
     GRANT = "grant"  # adds the CPUs that the container owns
     WIDEN = "widen"  # adds CPUs of the shared set, or of a pool without an owner
 
@@ -42,7 +42,7 @@ class Action:
 
     kind: Kind
     container_id: str  # id of a container or of a sandbox
-    owner: Owner  # of a sandbox: its pod, with an empty container name
+    owner: Owner  # for a sandbox: its pod, with an empty container name
     cpus: CPUSet
     # Positions of the earlier actions that vacate its CPUs; one tuple for all containers that gain the same CPUs.
     after: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Action:
 
 
 class _Writer(NamedTuple):
-    """A container, or a sandbox with all its containers: what is moved as a unit."""
+    """A unit that is moved: a container, or a sandbox with all its containers."""
 
     id: str
     owner: Owner
@@ -79,8 +79,8 @@ class _Writer(NamedTuple):
     def leaves(self, charged: CPUSet) -> int:
         """Return the CPUs the move frees, as a bitmask.
 
-        Tasks also leave CPUs that their container no longer holds if other threads of it stay there: threads that use
-        pools, or in a sandbox those of containers without CPUs of their own.
+        These include CPUs that the container no longer holds even if some of its threads stay there: threads that use
+        pools, or in a sandbox threads of containers without CPUs of their own.
         """
         is_divided = bool(self.target.home or self.sandbox)
         had_home = (charged & self.held) - self.footprint if is_divided else EMPTY
@@ -94,22 +94,25 @@ class _Leavers:
     """
 
     def __init__(self, writes: list[_Write], later: list[_Write] | None = None) -> None:
-        """Store the writes; `later` are the writes that are no shrinks, if the caller has selected them already."""
+        """Store the writes; `later` are those that are no shrinks, if the caller has selected them already."""
         self.writes = writes
         self._open = _after_shrinks(writes) if later is None else later
 
     def without(self, writer: _Writer) -> _Leavers:
-        """Return the writes of other containers than this writer's."""
+        """Return these writes without those of one writer."""
         return _Leavers(_of_others(self.writes, writer), _of_others(self._open, writer))
 
     def are_in(self, ready: set[_Write]) -> bool:
-        """Return whether all of these writes are in `ready`, which only grows and has every shrink; each is looked up once."""
+        """Return whether all of these writes are in `ready`.
+
+        `ready` must contain every shrink and only grow, so that each write is looked up once.
+        """
         while self._open and self._open[-1] in ready:
             self._open.pop()
         return not self._open
 
     def replace(self, write: _Write, by: _Write) -> None:
-        """Replace a write by another one, if it is among these."""
+        """Replace a write by another one, if it is among these writes."""
         self.writes = [by if it is write else it for it in self.writes]
         self._open = _after_shrinks(self.writes)
 
@@ -121,8 +124,8 @@ class _Write:
     kind: Kind
     writer: _Writer
     cpus: CPUSet
-    leaves: int = 0  # bitmask of CPUs that the container no longer uses once this is written
-    needs: int = 0  # bitmask of CPUs that all others must have left before
+    leaves: int = 0  # bitmask of CPUs that the container no longer uses after this write
+    needs: int = 0  # bitmask of CPUs that all other containers must have left before this write
     home: CPUSet = EMPTY  # CPUs of tasks that the application does not place itself; empty: it uses no pools
     leavers: _Leavers = field(default_factory=lambda: _NO_LEAVERS)
     previous: _Write | None = None  # earlier write of the same container
@@ -267,7 +270,8 @@ def _of_owner(writer: _Writer, unpinned: CPUSet) -> Iterator[_Write]:
 def _kept(writer: _Writer, unpinned: CPUSet) -> CPUSet:
     """Return the CPUs that an owner may keep until its grant.
 
-    One that uses pools also keeps its old own CPUs if none of them are among these, because its tasks need a home.
+    An owner that uses pools also keeps its old own CPUs if it would otherwise keep none of these, because its tasks
+    need a home.
     """
     target, current = writer.target, writer.current
     stays = current & (unpinned | target.cpus)
@@ -295,7 +299,7 @@ def _grants(writer: _Writer, charged: CPUSet, current: CPUSet) -> Iterator[_Writ
 
 
 def _of_sharer(writer: _Writer, occupied: CPUSet) -> Iterator[_Write]:
-    """Yield the cpuset writes of a container without own CPUs: first the CPUs it may keep, then the whole shared set."""
+    """Yield the writes of a container without own CPUs: first the CPUs it may keep, then the whole shared set."""
     shared, charged, current = writer.target.others, writer.charged, writer.current
     home = writer.target.home if writer.must_wait else EMPTY
     if not current <= shared:

@@ -49,7 +49,7 @@ class EffectivePolicies(NamedTuple):
     def of(cls, claim: Claim, config: NodeConfig) -> EffectivePolicies:
         """Fill in the policies that a claim leaves open.
 
-        `prefer` means `require` for a CMK claim, because that owns its cores.
+        A CMK claim gets `require` instead of `prefer`, because it owns its cores.
         """
         numa, core_type = claim.numa or config.numa_policy, claim.core_type or config.core_type
         if claim.policy is CPUPolicy.SHARE:
@@ -95,7 +95,7 @@ class Allocator:
         keep: Placement | None = None,
         count: int | None = None,
     ) -> Placement:
-        """Return CPUs for a claim, including those that it keeps; raise NotEnoughCPUs. None: the claim's own count."""
+        """Return CPUs for a claim, including those that it keeps; raise NotEnoughCPUs. `count` replaces the claim's."""
         own, wanted = reusable & self.sets.source(claim), claim.count if count is None else count
         return self._first(claim, policies, free, wanted, beside, reusable=own, keep=keep)
 
@@ -121,7 +121,7 @@ class Allocator:
         free: CPUSet,
         beside: Beside = ANYWHERE,
     ) -> Placement:
-        """Return as many CPUs under other policies, and keep those that these allow; raise NotEnoughCPUs."""
+        """Return as many CPUs as before under other policies, held ones if the policies allow; raise NotEnoughCPUs."""
         count = (
             core_count(self.sets, assignment)
             if assignment.claim.origin is Origin.CMK
@@ -202,7 +202,7 @@ class Allocator:
     def _of_type(
         self, refused: NotEnoughCPUs, word: CoreType, beside: Beside, inside: Inside
     ) -> NotEnoughCPUs:
-        """Return the refusal with the core type if one is asked for, and with `any` as a remedy if that would help now."""
+        """Return the refusal with the core type that was asked for, and the remedy `any` if that would help now."""
         if word is CoreType.ANY:
             return refused
         has_types = bool(self.sets.topology.core_types)
@@ -241,8 +241,8 @@ class Allocator:
     def _tiers(self, claim: Claim, policies: EffectivePolicies, free: CPUSet) -> Iterator[CPUSet]:
         """Yield the CPU sets to try in turn, most suitable first.
 
-        A claim with bound memory tries CPUs of NUMA nodes with memory first, and `prefer` those that the kernel
-        load-balances.
+        A claim with bound memory tries CPUs of NUMA nodes with memory first, a claim under `prefer` those that the
+        kernel load-balances.
         """
         if claim.numa_memory is NUMAMemory.BIND:
             beside = free & self.sets.topology.beside_memory
@@ -321,8 +321,8 @@ class Allocator:
     def _mode(self, numa: NUMAPolicy) -> Sort:
         """Return the order in which cores are taken.
 
-        CMK's packed or spread mode was applied when its pools were cut, so that cores within a pool are taken in
-        sequence.
+        Cores of a static pool are taken in sequence, because CMK's packed or spread mode was applied when the pool was
+        formed.
         """
         if numa is NUMAPolicy.DISTRIBUTED:
             return "spread"
@@ -330,14 +330,14 @@ class Allocator:
 
 
 def _key(claim: Claim, *searched: object) -> object:
-    """Return the key of a search; the container's name and role do not decide which CPUs it finds."""
+    """Return the key of a search, without the container's name and role, which do not affect its result."""
     return (replace(claim, container="", role=Role.MAIN), *searched)
 
 
 def _beside_devices(
     topology: Topology, refused: NotEnoughCPUs, region: CPUSet, beside: Beside, inside: Inside
 ) -> NotEnoughCPUs:
-    """Return the refusal with the devices if CPUs beside them are required, and with `prefer` if that would help."""
+    """Return the refusal with the devices if CPUs near them are required, and the remedy `prefer` if it would help."""
     if not beside.is_required:
         return refused
     named = refused.beside(devices_text(topology, beside.devices))
@@ -351,7 +351,7 @@ def _beside_devices(
 
 
 def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int, beside: Beside) -> str:
-    """Return the remedy: wait, or find a larger node if even this node without other claims has too few CPUs."""
+    """Return the remedy: wait, or find a larger node if this node would be too small even without other claims."""
     typed = cpus_of_type(sets.topology, policies.core_type)
     if not typed:
         return "choose a node with hybrid cores"
@@ -369,7 +369,10 @@ def _hope(sets: NodeSets, claim: Claim, policies: EffectivePolicies, count: int,
 
 
 def _unit(sets: NodeSets, claim: Claim, policies: EffectivePolicies, beside: Beside, count: int) -> int:
-    """Return the granularity of the count: the threads of a core, or 1 if cores are counted or each home needs a CPU."""
+    """Return the granularity of the count: the threads of a core, or 1 if cores are counted or CPUs are few.
+
+    CPUs are few under `prefer` if each home must have some and whole cores do not suffice for that.
+    """
     if claim.origin is Origin.CMK or policies.smt is SMTPolicy.ISOLATE:
         return 1
     unit = sets.topology.smt
@@ -394,7 +397,7 @@ def core_count(sets: NodeSets, assignment: Assignment) -> int:
 def shortage(sets: NodeSets, assignment: Assignment) -> int:
     """Return the number of CPUs or cores that a container lacks of its claim; negative if it has more.
 
-    A CMK claim counts cores with all their CPUs, so a sibling that came back online and idles counts as lacking.
+    A CMK claim includes all CPUs of its cores, so an idle sibling that came back online counts as lacking.
     """
     claim = assignment.claim
     if claim.origin is not Origin.CMK:
@@ -406,14 +409,14 @@ def shortage(sets: NodeSets, assignment: Assignment) -> int:
 
 
 def cpus_of_type(topology: Topology, word: CoreType) -> CPUSet:
-    """Return the CPUs of the cores that a word allows; none where the kernel names no core types."""
+    """Return the CPUs of the cores that `core-type` allows; empty for a type that the kernel does not name."""
     if word is CoreType.ANY:
         return topology.cpus
     return topology.core_types.get(_NAMES[word], EMPTY)
 
 
 def regions(topology: Topology, word: CoreType, own: CPUSet = EMPTY) -> list[CPUSet]:
-    """Return the CPU sets to try in turn: for `any` each type, the one with most own CPUs first, then all CPUs.
+    """Return the CPU sets to try in turn: for `any` each core type, the one with most own CPUs first, then all CPUs.
 
     Without own CPUs the performance cores come first.
     """
@@ -425,7 +428,7 @@ def regions(topology: Topology, word: CoreType, own: CPUSet = EMPTY) -> list[CPU
 
 
 def regions_of_kept(topology: Topology, word: CoreType, kept: CPUSet, cpus_needed: int) -> list[CPUSet]:
-    """Return the CPU sets to try for a placement that changes its size: types that have all of it, or enough."""
+    """Return the CPU sets to try for a resize: core types with all kept CPUs, or enough of them, then all CPUs."""
     *types, every = regions(topology, word, kept)
     staying = [cpus for cpus in types if kept <= cpus or len(kept & cpus) >= cpus_needed]
     return [*staying, every]

@@ -33,8 +33,8 @@ class Ask(NamedTuple):
     claim: Claim
     owner: Owner
     policies: EffectivePolicies
-    uncounted: str = ""  # the part of the claim that the scheduler does not count; empty: it counts all
-    wanted: int = 0  # CPUs that the container asks for, if its pod's budget has too few for it; otherwise 0
+    uncounted: str = ""  # message about cores that the scheduler does not count; empty: it counts all of them
+    wanted: int = 0  # CPUs that the container asks for, if its pod's budget has too few; otherwise 0
 
     @property
     def is_part(self) -> bool:
@@ -52,8 +52,8 @@ def asks(
 ) -> tuple[Ask, ...]:
     """Return the claims of all pods, oldest pod first.
 
-    Containers `outside` of budgets, which have or may have the CPUs of ResourceClaims, run in no pool of a pod. Of a
-    pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs of
+    Containers in `outside`, which have or may have the CPUs of ResourceClaims, do not run in the pool of their pod. In
+    a pod with a budget, slices come first, then the pool, and ordinary init containers last, because they use CPUs of
     both.
     """
     kinds, threads = config.counted_claims, observed.topology.smt
@@ -69,7 +69,7 @@ def asks(
 
 
 def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
-    """Return the pod with those containers kept in its pool that run there and got their first CPU limit after their start."""
+    """Return the pod with containers kept in its pool that run there and got a first CPU limit after their start."""
     budget = pod.budget
     pool = ledger.pools.get(pod.uid) if budget else None
     if not budget or not pool or not pool.claim.pool or pool.claim is budget.rest:
@@ -82,7 +82,7 @@ def _as_started(pod: SeenPod, ledger: Ledger) -> SeenPod:
 
 
 def _parts(pod: SeenPod, ledger: Ledger, outside: Collection[Owner]) -> Iterable[tuple[Claim, Owner, int]]:
-    """Return the claims of a pod with their owners, and the CPUs requested by those that the pod's budget limits."""
+    """Return the claims of a pod with their owners, and the requested number of CPUs if the pod's budget limits it."""
     budget = pod.budget
     if not budget:
         return pod.in_turn
@@ -117,7 +117,7 @@ def _cut(pod: SeenPod, budget: Budget, kept: Sequence[Claim], ledger: Ledger) ->
 
 
 def _within(budget: int, lasting: Sequence[Claim], held: Sequence[Assignment | None]) -> list[int]:
-    """Return the number of CPUs of each slice, together no more than the budget; CPUs that slices already hold come first.
+    """Return the number of CPUs of each slice, at most the budget together; CPUs that slices already hold come first.
 
     While a pod and its containers are resized one after the other, the slices may request more.
     """
@@ -159,7 +159,7 @@ class Refusals:
         return not has_slices and not self._runs(ask)
 
     def _runs(self, ask: Ask) -> bool:
-        """Return whether the container of a claim runs or, for a pool, one of its containers without CPUs of its own."""
+        """Return whether the container of a claim runs; for a pool, one of its containers without CPUs of its own."""
         users = ask.claim.pool.users if ask.claim.pool else ()
         owners = [ask.owner._replace(container=user.container) for user in users] or [ask.owner]
         ledger, running = self._draft.ledger, self._draft.observed.running
@@ -217,7 +217,7 @@ class Refusals:
 
 
 def takes_more_cores(ask: Ask, held: Assignment) -> bool:
-    """Return whether a changed policy takes cores that the scheduler has not counted for the container."""
+    """Return whether a changed policy may take cores that the scheduler has not counted for the container."""
     return ask.policies.smt is not held.smt or ask.policies.cpu is not held.policy
 
 

@@ -48,7 +48,7 @@ class Assigner:
         self._refuses_uncounted = config.uncounted_claims is UncountedClaims.REFUSE
 
     def _collect(self) -> None:
-        """Collect the claims: with too small a budget, the slices depend on the CPUs that they hold."""
+        """Collect the claims; if slices exceed their pod's budget, their sizes depend on the CPUs that they hold."""
         draft, claimed = self.draft, self.claims.owners
         asked = asks(draft.observed, draft.ledger, draft.config, self.claims.outside)
         self._asks = tuple(ask for ask in asked if ask.owner not in claimed) if claimed else asked
@@ -169,7 +169,7 @@ class Assigner:
             return held
 
     def _await_devices(self, ask: Ask) -> None:
-        """Refuse a claim for CPUs beside devices that are not known yet; it keeps the CPUs that it holds."""
+        """Refuse a claim for CPUs near devices that are not known yet; it keeps the CPUs that it holds."""
         unknown, held = self._beside(ask).unknown, self.draft.ledger.of(ask.owner)
         if unknown and held:
             self._refused.add(ask, Reason.DEVICES_UNKNOWN, f"{unknown}; until then it keeps CPUs {held.cpus}")
@@ -177,7 +177,7 @@ class Assigner:
             self._refused.at_start(ask, Reason.DEVICES_UNKNOWN, unknown)
 
     def _change_policy(self, ask: Ask) -> None:
-        """Apply changed policies: between `share` and `exclusive` the CPUs stay; for SMT and NUMA they are chosen anew."""
+        """Apply changed policies: from `share` to `exclusive` the CPUs stay; otherwise they are chosen again."""
         held = self.draft.ledger.of(ask.owner)
         if not held or held.owner in self.refusals:
             return
@@ -220,9 +220,9 @@ class Assigner:
             self._refused.of_policy(ask, held, str(problem))
 
     def _come_nearer(self, ask: Ask) -> None:
-        """Place a container again, once, when its devices become known, if the new CPUs are nearer.
+        """Place a container again when its devices become known, once, if the new CPUs are nearer to them.
 
-        A container that requires CPUs beside its devices, but has others, is placed again until it has them.
+        A container that requires CPUs near its devices, but has others, is placed again until it has such CPUs.
         """
         held = self.draft.ledger.of(ask.owner)
         if not held or ask.owner in self.refusals:
@@ -257,7 +257,7 @@ class Assigner:
 
     def _start(self, ask: Ask) -> None:
         if ask.owner in self.claims.held_back:
-            return  # a pass follows once its ResourceClaims are known to be reserved for it, or not for CPUs
+            return  # another pass follows when its ResourceClaims are read, or reserved for its pod
         if ask.uncounted and self._refuses_uncounted:
             self._refused.at_start(ask, Reason.UNCOUNTED, ask.uncounted)
             return
@@ -322,13 +322,13 @@ def _fresh(draft: LedgerDraft, ask: Ask, start_index: int, free: CPUSet) -> Assi
 
 
 def _reusable(draft: LedgerDraft, ask: Ask, free: CPUSet) -> CPUSet:
-    """Return the CPUs to use first: CPUs held by containers of the pod that never run at the same time, without its pool."""
+    """Return the CPUs to use first: those of containers of the pod that never run at the same time; not its pool's."""
     pool = draft.ledger.pools.get(ask.pod.uid)
     return free & draft.ledger.held - (pool.footprint if pool else EMPTY)
 
 
 def _was_placed_early(draft: LedgerDraft, held: Assignment) -> bool:
-    """Return whether a container got its CPUs before its devices were all known, and can still be moved.
+    """Return whether a container got its CPUs before all of its devices were known, and can still be moved.
 
     It moves only once after its start, so it waits until all of its devices are known.
     """
@@ -339,7 +339,7 @@ def _was_placed_early(draft: LedgerDraft, held: Assignment) -> bool:
 
 
 def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:
-    """Return whether the device policy allows the CPUs; if the devices are not known, whether it allowed them before."""
+    """Return whether the device policy allows the CPUs; for unknown devices, whether they were chosen near devices."""
     beside = draft.beside(ask.owner, ask.claim)
     if beside.unknown:
         return bool(held.homes)
@@ -347,7 +347,7 @@ def _meets_devices(draft: LedgerDraft, ask: Ask, held: Assignment) -> bool:
 
 
 def _first_inside(region: CPUSet, free: CPUSet, choose: Callable[[CPUSet], Assignment]) -> Assignment:
-    """Return a choice among the free CPUs of a region if they suffice, otherwise among all free CPUs; raise NotEnoughCPUs."""
+    """Return a choice among a region's free CPUs if they suffice, else among all free CPUs; raise NotEnoughCPUs."""
     if region:
         with suppress(NotEnoughCPUs):
             return choose(free & region)

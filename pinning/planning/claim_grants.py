@@ -3,8 +3,8 @@
 A claim gets whole cores of the device that the scheduler chose. A prepared claim keeps its CPUs until the kubelet
 unprepares it, even if its containers and pods end. The CPUs are released once the claim is unprepared and no
 container of its pods runs: a kubelet that lost its state, or deletes a pod by force, may unprepare a claim whose
-CPUs running containers use. A pod for which the claim is no longer reserved counts as long as its containers run,
-and every pod counts while the runtime does not answer.
+CPUs running containers use. These pods include pods for which the claim is no longer reserved, as long as their
+containers run. While the runtime does not answer, all pods are taken to run.
 
 A kubelet that lost its state may also unprepare nothing: if it prepares a claim that was reallocated, the CPUs of
 the earlier allocation are released when that allocation's pods are deleted. Without the driver (`claims` is None)
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 NO_CPU_SHARED = "no CPU would be left for the shared set"
 DELETE_POD = "delete the pod, so that it is scheduled anew"
 NO_DRIVER = (
-    "holds CPUs, and the agent of this node, which is not a driver of ResourceClaims any more, cannot read whether it is"
-    " reserved for this pod: install the component dra again, or name another claim"
+    "holds CPUs, and the agent of this node, which is not a driver of ResourceClaims any more, cannot read whether it"
+    " is reserved for this pod: install the component dra again, or name another claim"
 )
 ALLOCATED_ANEW = (
-    "was allocated anew, and still holds the CPUs of the allocation before: wait until the pods that had it then have"
+    "was reallocated, and still holds the CPUs of its earlier allocation: wait until the pods of that allocation have"
     " ended"
 )
 
@@ -60,7 +60,7 @@ class _User(NamedTuple):
 
 
 class ClaimPlanner:
-    """The claims of one pass: released, granted and assigned ones."""
+    """Releases, grants and assigns ResourceClaims in one pass."""
 
     def __init__(self, draft: LedgerDraft) -> None:
         self._draft = draft
@@ -77,7 +77,7 @@ class ClaimPlanner:
 
     @cached_property
     def deferred(self) -> frozenset[Owner]:
-        """Containers with a claim that has not been read yet, and so may hold CPUs."""
+        """Containers with a claim that has not been read yet, so that it may hold CPUs."""
         observed = self._draft.observed
         if observed.claims is None:
             return frozenset()
@@ -98,7 +98,7 @@ class ClaimPlanner:
 
     @property
     def outside(self) -> frozenset[Owner]:
-        """Containers that have, or may have, the CPUs of claims, and so run in no pool of a pod.
+        """Containers that have, or may have, the CPUs of claims, so that they do not run in the pool of their pod.
 
         A container that the ledger has in a pool may run there: it stays until a claim is known to give it CPUs.
         """
@@ -139,7 +139,7 @@ class ClaimPlanner:
                 draft.ledger = draft.ledger.release(assignment.owner)
 
     def _is_over(self, uid: str, grant: ClaimGrant) -> bool:
-        """Return whether a claim is released; an unread claim, as after a reboot, is not."""
+        """Return whether a claim's CPUs are released; those of an unread claim only if none of its pods exists."""
         seen = self._draft.observed.claims
         if seen and uid in seen.released:
             return not _pods_in_use(grant, self._draft.observed)
@@ -155,16 +155,16 @@ class ClaimPlanner:
         return bool(seen and grant and uid in seen.prepared and _is_anew(grant, seen.known))
 
     def _is_alone(self, grant: ClaimGrant) -> bool:
-        """Return whether no pod of a claim exists any more."""
+        """Return whether none of a claim's pods exists any more."""
         return all(self._draft.observed.is_gone(pod) for pod in grant.claim.pods)
 
     def _is_unused(self, assignment: Assignment) -> bool:
-        """Return whether a container that had claims now names none."""
+        """Return whether a container that got CPUs of claims now names no claim that is reserved for its pod."""
         is_known = assignment.owner.pod_uid in self._draft.pods
         return bool(assignment.device_claims) and is_known and assignment.owner not in self._users
 
     def grant(self) -> None:
-        """Grant CPUs to the claims that have none: those that the kubelet waits for first, then by age of their pods."""
+        """Grant CPUs to claims without CPUs: first those that the kubelet waits for, then by age of their pods."""
         for claim in sorted(self._claims.values(), key=self._turn):
             grant = self._draft.ledger.claims.get(claim.uid)
             if grant:
@@ -180,7 +180,7 @@ class ClaimPlanner:
         return not (seen and claim.uid in seen.prepared), min(ages, default=("~", "")), claim.uid
 
     def _keep(self, grant: ClaimGrant, claim: DeviceClaim) -> None:
-        """Record which pods may use a claim, and that the kubelet asked for it."""
+        """Record which pods may use a claim, its requested CPUs, and that the kubelet prepares it."""
         seen = self._draft.observed.claims
         is_prepared = grant.is_prepared or (seen is not None and claim.uid in seen.prepared)
         asked = grant.claim.asked if claim.asked is None else claim.asked
@@ -245,7 +245,7 @@ class ClaimPlanner:
         return {group.device: group for group in device_groups(sets.topology, claimable(sets))}
 
     def assign(self) -> tuple[Refusal, ...]:
-        """Assign containers the CPUs of their claims; return the refusals of containers that get fewer CPUs, or none."""
+        """Assign containers the CPUs of their claims; return the refusals of those that get fewer CPUs, or none."""
         draft, allocatable = self._draft, self._draft.sets.allocatable
         for assignment in (it for it in draft.ledger if it.device_claims):
             left = assignment.cpus & allocatable
@@ -303,8 +303,8 @@ class ClaimPlanner:
                 else "it runs in the shared set if it runs already, and is not started otherwise"
             )
             message = (
-                f"CPUs {given - usable} of its claim cannot be used now, as they are offline or reserved; until they can,"
-                f" {kept}"
+                f"CPUs {given - usable} of its claim cannot be used now, as they are offline or reserved; until they"
+                f" can, {kept}"
             )
             yield Refusal(
                 owner, pod.namespace, pod.name, Reason.KEEPS_FEWER, message, blocks_start=not usable
@@ -326,7 +326,7 @@ _WAIT = f"wait until CPUs are freed, or {DELETE_POD}"
 
 
 def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> Mapping[str, DeviceClaim]:
-    """Return the claims with CPUs of this node by uid: those that stay in the ledger, with their newest pods, and new ones.
+    """Return the claims with CPUs of this node by uid: those that stay in the ledger, with current pods, and new ones.
 
     Pods of an earlier allocation get no CPUs of the present one. An unprepared claim is included only if the
     ledger has it and containers still use it.
@@ -346,13 +346,13 @@ def known_claims(observed: Observed, ledger: Ledger, over: Collection[str]) -> M
 
 
 def _with_pods_in_use(claim: DeviceClaim, grant: ClaimGrant | None, observed: Observed) -> DeviceClaim:
-    """Return a claim for its pods, and for earlier ones that it is no longer reserved for while their containers run."""
+    """Return a claim with, in addition to its pods, earlier pods that still run but that it is not reserved for now."""
     in_use = _pods_in_use(grant, observed) if grant and not grant.claim.pods <= claim.pods else frozenset()
     return claim if in_use <= claim.pods else replace(claim, pods=claim.pods | in_use)
 
 
 def _pods_in_use(grant: ClaimGrant, observed: Observed) -> frozenset[str]:
-    """Return the pods of a claim whose containers run, or may run: all while the runtime's list is not known."""
+    """Return the pods of a claim whose containers run; all of its pods if the list of containers is incomplete."""
     if not observed.containers_complete:
         return grant.claim.pods
     return grant.claim.pods & observed.running_uids
@@ -396,14 +396,17 @@ def _whole(count: int, group: DeviceGroup) -> int:
 
 
 def _doubled(user: _User) -> Iterator[Refusal]:
-    """Refuse other requests of a container, except amounts that repeat its claim (KubeVirt, pod budgets)."""
+    """Refuse a container's CPU requests besides its claims, except amounts that repeat them (KubeVirt, pod budgets)."""
     pod, container = user.pod, user.use.container
     for claim in pod.claims:
         repeats = claim.origin is Origin.LAUNCHER or (pod.budget is not None and claim.can_be_slice)
         if claim.container == container and not repeats:
             name = truncate(user.requests[0][0].name, NAME)
             what = claim.resource or "an annotation"
-            message = f"container {container} has the CPUs of claim {name}, and asks for others by {what}: remove one"
+            message = (
+                f"container {container} has the CPUs of claim {name}, and asks for others by {what}:"
+                " remove one"
+            )
             yield Refusal(Owner(pod.uid, container), pod.namespace, pod.name, Reason.INVALID, message)
 
 

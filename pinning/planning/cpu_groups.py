@@ -1,7 +1,7 @@
-"""Groups of nodes with their own configuration: which key of the agents' ConfigMap a node takes.
+"""Groups of nodes with a common configuration: the key of the agents' ConfigMap that the agent of a node reads.
 
-The label `corepin.io/cpu-group: NAME` of a node chooses the key `config.NAME.yaml`; without it the node takes
-`config.yaml`. A missing key is never replaced by the default, because its CPU numbers may not fit the machine.
+The label `corepin.io/cpu-group: NAME` of a node chooses the key `config.NAME.yaml`; without the label the key is
+`config.yaml`. A missing key is never replaced by `config.yaml`, because its CPU numbers may not fit the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")  # t
 
 
 class Waiting(NamedTuple):
-    """The reason why an agent does not start with any configuration."""
+    """The reason why an agent waits instead of starting with a configuration."""
 
     reason: str  # reason of the node condition, in CamelCase
     message: str
@@ -39,7 +39,7 @@ def key_of(group: str, default: str = KEY) -> str:
 
 
 def groups_among(keys: Iterable[str], default: str = KEY) -> frozenset[str]:
-    """Return the groups that have a key."""
+    """Return the groups that have a key among the given ones."""
     file = PurePath(default)
     start, end = f"{file.stem}.", file.suffix
     named = (
@@ -71,7 +71,7 @@ def choose_group(
 def _not_known() -> Waiting:
     message = (
         f"the API server does not say whether this node has a label {CPU_GROUP_LABEL}, no earlier start is"
-        " remembered, and groups of nodes have other CPU numbers: let the agent reach the API server"
+        f" remembered, and {KEY} may not fit a node of a group: let the agent reach the API server"
     )
     return Waiting("GroupNotKnown", message)
 
@@ -80,7 +80,7 @@ def _no_key(group: str, key: str, *, is_labelled: bool) -> Waiting:
     whence = (
         f"label {CPU_GROUP_LABEL}={group}"
         if is_labelled
-        else f"the last start took group {group} (the API server does not say the label now)"
+        else f"the last start took group {group} (the label cannot be read from the API server now)"
     )
     message = f"{whence}, but the agents' ConfigMap has no key {key}: add the key, or change the label"
     return Waiting("NoGroupConfiguration", message)

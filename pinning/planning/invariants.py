@@ -49,7 +49,8 @@ def _broken_cores(assignment: Assignment, sets: NodeSets, claimed: CPUSet) -> It
         yield f"{assignment.name}: CPUs {cores - assignment.footprint} are siblings of its cores and not its own"
     for core in sets.topology.cores_of(assignment.cpus) if assignment.smt is SMTPolicy.ISOLATE else ():
         if len(core.cpus & assignment.cpus) > 1:
-            yield f"{assignment.name}: CPUs {core.cpus & assignment.cpus} are one core, and isolate means one of them"
+            several = core.cpus & assignment.cpus
+            yield f"{assignment.name}: CPUs {several} are of one core, of which smt-policy isolate uses one CPU only"
 
 
 def _broken_together(ledger: Ledger) -> Iterator[str]:

@@ -3,10 +3,10 @@
 EXCLUSIVE CPUs are owned by one container, IDLE ones are charged to an owner and left unused; SHARE CPUs belong to a
 container but also run containers without CPUs of their own. All other sets are computed from these.
 ResourceClaims hold CPUs too, from the kubelet's Prepare to its Unprepare. Containers that name claims run on the CPUs
-of these, several on the same ones: their assignments charge nothing.
+of these claims, and several containers may share a claim, so that their assignments charge no CPUs.
 Containers of one pod that never run at the same time (an ordinary init container and the containers that start after
 it) may hold the same CPUs; all others hold disjoint ones.
-The pool of a pod with a budget is an assignment without a container: it counts as the last one of its pod that starts.
+The pool of a pod with a budget is an assignment without a container; its start index is after those of all containers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POOL_INDEX: Final = 10_000  # start index of pools, higher than that of any cont
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The CPUs of one container and the effective policies, which differ from the claim's while those do not fit."""
+    """The CPUs of one container, and the policies in effect: others than the claim's while the claim's do not fit."""
 
     owner: Owner
     namespace: str
@@ -50,9 +50,9 @@ class Assignment:
     idle: CPUSet = EMPTY
     core_type: CoreType = CoreType.ANY
     mems: CPUSet = EMPTY  # NUMA nodes to which its memory is bound at its start; empty: not bound
-    # NUMA nodes near its devices when its CPUs were chosen; empty: none, or not known then.
+    # NUMA nodes near its devices when its CPUs were chosen; empty: it had no devices, or they were not known then.
     homes: CPUSet = EMPTY
-    # Uids of the ResourceClaims that hold its CPUs; empty: it holds them itself.
+    # Uids of the ResourceClaims that hold its CPUs; empty: the container holds them itself.
     device_claims: tuple[str, ...] = ()
 
     @property
@@ -72,7 +72,7 @@ class Assignment:
 
     @property
     def is_lasting_slice(self) -> bool:
-        """Return whether the assignment counts against the budget of its pod, if there is one, as long as the pod runs."""
+        """Return whether the assignment is part of its pod's budget (if the pod has one) as long as the pod runs."""
         return self.claim.can_be_slice and not self._ends_first
 
     @property
@@ -211,7 +211,7 @@ class Ledger:
         return self._with_pod(owner.pod_uid, left)
 
     def grant(self, new: ClaimGrant) -> Ledger:
-        """Return the ledger with CPUs for a claim that has none, or with the facts of a claim replaced."""
+        """Return the ledger with CPUs for a claim without CPUs, or with other pods or facts of a claim with CPUs."""
         before = self.claims.get(new.claim.uid)
         if before and before.cpus != new.cpus:
             raise IllegalTransition(f"claim {new.claim.full_name} keeps its CPUs until it is unprepared")
@@ -279,7 +279,7 @@ def _overlap_in_time(other: Assignment, start_index: int, role: Role) -> bool:
 
 
 def _charged(assignments: Iterable[Assignment]) -> CPUSet:
-    """Return the CPUs that containers hold themselves."""
+    """Return the CPUs that containers hold themselves, not by ResourceClaims."""
     return union([assignment.footprint for assignment in assignments if not assignment.device_claims])
 
 

@@ -1,6 +1,6 @@
 """The ledger of one planning pass while it is edited, with the observations and node sets the edits depend on.
 
-The first edit follows CPU hotplug: CPUs that went offline or came back (`follow_machine`).
+`follow_machine` applies CPU hotplug, before any CPUs are assigned in the pass.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class LedgerDraft:
     def take(self, choose: Callable[[CPUSet], Assignment], free: CPUSet) -> bool:
         """Record the assignment that `choose` makes; if it would empty the shared set, retry without one of its CPUs.
 
-        A claim that prefers CPUs of the shared set can take others, e.g. isolated ones, if no CPU is reserved for
-        the shared set. NotEnoughCPUs is raised by the first choice; after a second one the result is False.
+        The retry helps claims that took the last shared CPUs although others, e.g. isolated ones, are free. If the
+        first choice finds too few CPUs, NotEnoughCPUs is raised; if the second does, the result is False.
         """
         if self.adopt(choose(free)):
             return True
@@ -140,7 +140,11 @@ def _as_usable(assignment: Assignment, draft: LedgerDraft) -> Assignment:
 
 
 def _feed_shared(draft: LedgerDraft) -> None:
-    """Release assignments until the shared set has a CPU: plain claims first, youngest pod first, ResourceClaims last."""
+    """Release assignments until the shared set has a CPU.
+
+    Claims that may run unpinned come first, then those that must fit, then running virtual machines; in each group the
+    youngest pod comes first. ResourceClaims come last.
+    """
     if draft.sets.shared(draft.ledger):
         return
     owners = [it for it in draft.ledger.parts if it.is_exclusive and it.footprint and not it.device_claims]

@@ -44,7 +44,7 @@ def ledger_to_dict(ledger: Ledger) -> dict[str, Any]:
 def ledger_members(ledger: Ledger) -> dict[str, Any]:
     """Return the same as `ledger_to_dict`, with iterators in place of lists, so that items are in memory one at a time.
 
-    Pools of pods are beside the assignments, because earlier agents read these alone.
+    Pools of pods are not among the assignments, because earlier agents cannot read them.
     """
     saved: dict[str, Any] = {"version": VERSION, "assignments": map(_assignment_to_dict, ledger)}
     if ledger.claims:
@@ -107,7 +107,7 @@ def _equal_devices(saved: Mapping[str, Any]) -> tuple[Device, ...]:
 
 
 def _device_to_dict(device: Device, count: int) -> dict[str, Any]:
-    """Return equal devices; earlier agents read on without the address."""
+    """Return the record of equal devices; earlier agents ignore its address."""
     saved = {"resource": device.resource, "nodes": str(device.nodes), "count": count}
     return {**saved, "pciAddress": device.address} if device.address else saved
 
@@ -267,7 +267,7 @@ def grant_to_dict(grant: ClaimGrant) -> dict[str, Any]:
 
 
 def grant_from_dict(saved: Mapping[str, Any]) -> ClaimGrant:
-    """Return the CPUs of a ResourceClaim that `grant_to_dict` encoded; raise what damaged values raise."""
+    """Return the CPUs of a ResourceClaim that `grant_to_dict` encoded; errors of damaged values are not translated."""
     parts = tuple(
         ClaimPart(
             _text(it["request"]),

@@ -86,19 +86,18 @@ class NodeConfig:
 
     reserved: CPUSet | None = None  # None: `default_reserve` of `node_sets` chooses
     reserve_source: ReserveSource = ReserveSource.CONFIGURED  # where `reserved` comes from, if it is set
-    strict_reserved: bool | None = (
-        None  # no container runs on reserved CPUs; None: false, or as the kubelet says
-    )
+    # No container runs on reserved CPUs; None: as the kubelet is configured, else false.
+    strict_reserved: bool | None = None
     system_namespaces: tuple[str, ...] = ()  # globs: their containers run on the reserved CPUs
     sort: Sort = "packed"
     distribute: bool = False
-    # None: claims are aligned where all last-level caches of the machine have as many cores.
+    # Give a claim CPUs of one last-level cache if possible; None: if `Topology.has_even_caches`.
     align_uncore: bool | None = None
     smt_policy: SMTPolicy = SMTPolicy.PREFER
     numa_policy: NUMAPolicy = NUMAPolicy.PACKED
     core_type: CoreType = CoreType.ANY
     device_policy: DevicePolicy = DevicePolicy.PREFER
-    near_ignore: tuple[str, ...] = ()  # patterns of resources that containers are not placed beside
+    near_ignore: tuple[str, ...] = ()  # patterns of resources whose devices do not affect placement
     quota: Quota = Quota.AUTO
     vm_threads: VMThreadsPolicy = VMThreadsPolicy.UNION
     # None: `shared` for containers under `quiet` with shared CPUs, `none` for others.
@@ -203,12 +202,12 @@ def device_policy_of(claim: Claim, config: NodeConfig) -> DevicePolicy:
 
 
 def is_placed_beside(claim: Claim, config: NodeConfig) -> bool:
-    """Return whether a container is placed beside its devices."""
+    """Return whether a container is placed near its devices."""
     return device_policy_of(claim, config) is not DevicePolicy.NONE
 
 
 def near_devices(devices: Iterable[Device], claim: Claim, config: NodeConfig) -> tuple[Device, ...]:
-    """Return the devices that a container is placed beside."""
+    """Return the devices near which a container is placed."""
     if not is_placed_beside(claim, config):
         return ()
     return tuple(
@@ -339,7 +338,7 @@ class _Keys:
         """Return the noise limit of a key, a number per second."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_RATE:
-            raise self.bad(key, f"a number in a second from 0 to {MOST_RATE}")
+            raise self.bad(key, f"a number per second from 0 to {MOST_RATE}")
         return float(value)
 
     def counted(self, key: str) -> frozenset[SMTPolicy]:

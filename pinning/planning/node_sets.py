@@ -158,7 +158,7 @@ def _nothing_to_give(sets: NodeSets) -> str:
 
 
 def _nothing_to_share(sets: NodeSets) -> str:
-    """Return the error for static pools that leave no CPU beside a strict reserve."""
+    """Return the error for static pools that, together with a strict reserve, leave no CPU for other containers."""
     pooled = sets.universe - sets.unpooled
     problem = f"strictReserved: {len(pooled)} CPUs ({pooled}) are in pools and {len(sets.reserved)} ({sets.reserved})"
     return (
@@ -210,7 +210,10 @@ def _refuse_listed(listed: CPUSet, cpus: CPUSet, isolated: CPUSet) -> None:
 def _take(key: str, cores: list[Core], count: int, mode: Sort) -> list[Core]:
     """Take cores in CMK's modes: packed fills one socket after the other, spread alternates between sockets."""
     if len(cores) < count:
-        problem = f"pools.{key}: {count} cores are wanted, {len(cores)} are left (isolcpus cores only, where there are any)"
+        problem = (
+            f"pools.{key}: {count} cores are wanted, {len(cores)} are left"
+            " (only isolcpus cores count, if there are any)"
+        )
         raise BadContract(f"{problem}; write {len(cores)} or fewer")
     packed = sorted(cores, key=lambda core: (core.package, core.id))
     return (_in_turns(packed) if mode == "spread" else packed)[:count]
@@ -250,5 +253,5 @@ def default_reserve(topology: Topology, known: CPUSet, listed: CPUSet = EMPTY) -
 
 
 def lowest_core(topology: Topology, known: CPUSet) -> CPUSet:
-    """Return the core of the lowest CPU: the default of earlier agents, whose checkpoints name no reserve."""
+    """Return the core of the lowest CPU, which is the default reserve of agents whose checkpoints do not name it."""
     return topology.siblings_of(CPUSet([known.lowest()]))

@@ -1,8 +1,8 @@
 """The quiet CPUs of a node, and the CPUs that each interrupt may use in addition. Pure.
 
-Globs come from users. An interrupt that matches a glob keeps the container's CPUs that it already has and gets no
-others, so that no container can attract another's interrupts. The interrupts of a container's own devices fire on
-its CPUs alone.
+Globs come from users. An interrupt that matches a glob keeps those CPUs of the container on which it may already fire,
+and gets no other CPUs, so that no container can attract another's interrupts. The interrupts of a container's own
+devices fire on its CPUs alone.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Keep(NamedTuple):
     owner: Owner
     cpus: CPUSet
     globs: tuple[str, ...] = ()
-    devices: tuple[
-        Device, ...
-    ] = ()  # devices whose interrupts fire on these CPUs; a device without an address has none
-    without: str = ""  # why no devices are known, though their interrupts must stay; empty: they are known
+    # Devices whose interrupts fire on these CPUs; those of a device without an address are not known.
+    devices: tuple[Device, ...] = ()
+    # Why no interrupts of devices stay although the policy asks for them; empty: `devices` has its devices.
+    without: str = ""
 
 
 def quiet_sharers(ledger: Iterable[Assignment]) -> frozenset[Owner]:
@@ -50,7 +50,7 @@ def quiet_cpus(ledger: Iterable[Assignment], *, is_crio: bool = False) -> CPUSet
 
 
 def keeps_of(ledger: Iterable[Assignment], observed: Observed) -> Mapping[Owner, Keep]:
-    """Return the interrupts that stay on CPUs of exclusive containers and pools, by owner, quiet or not."""
+    """Return the interrupts that stay on CPUs of exclusive containers and pools, by owner, whether quiet or not."""
     concerned = (it for it in ledger if it.claim.irq and it.is_exclusive and it.cpus)
     return {it.owner: _keep(it, observed) for it in concerned}
 
@@ -71,12 +71,12 @@ def _keep(assignment: Assignment, observed: Observed) -> Keep:
 
 
 def _device_users(pool: PodPool) -> tuple[str, ...]:
-    """Return a pool's containers whose `irq-policy` keeps device interrupts; devices of init containers are unknown."""
+    """Return the pool's containers whose `irq-policy` keeps device interrupts, without ordinary init containers."""
     return tuple(name for name in pool.lasting if name in pool.irq_devices)
 
 
 class Matches(NamedTuple):
-    """The interrupts that each glob matches: a bit for each, because every glob of a node may match thousands."""
+    """The interrupts that each glob matches, as bitmasks, because every glob of a node may match thousands."""
 
     numbers: tuple[str, ...]  # numbers of the interrupts that have a name
     bits: Mapping[str, int]  # by glob: a bit for each of `numbers`
@@ -88,9 +88,10 @@ class Matches(NamedTuple):
 
 
 def match_globs(keeps: Iterable[Keep], names: Mapping[str, str]) -> Matches:
-    """Match the globs of all containers against the names of interrupts; a glob of many containers is matched once.
+    """Return which interrupts the globs of all containers match; a glob of many containers is matched once.
 
-    `names` are those of the interrupts' actions by number, several by spaces: a glob matches all of them, or one.
+    `names` has the names of each interrupt's actions by its number, separated by spaces. A glob must match the whole
+    text or one name.
     """
     numbers = tuple(number for number, name in names.items() if name)
     words: dict[str, int] = {}
@@ -113,9 +114,9 @@ def _pattern(glob: str) -> re.Pattern[str]:
 def stays_of(
     keeps: Iterable[Keep], matches: Matches, devices: Mapping[str, Collection[str]]
 ) -> dict[str, Stay]:
-    """Return the CPUs on which interrupts may stay, by number; interrupts that leave all quiet CPUs are left out.
+    """Return the CPUs on which interrupts may stay, by number; interrupts that must leave all quiet CPUs are left out.
 
-    `devices` are the interrupts of a device by its address.
+    `devices` has the numbers of a device's interrupts by its PCI address.
     """
     stays: dict[str, Stay] = {}
     for keep in keeps:

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 DEVICES_NOT_NAMED: Final = "the kubelet has not named its devices yet"
 MORE_MAY_FOLLOW: Final = f"{DEVICES_NOT_NAMED}, or not all: more may follow until its pod's sandbox runs"
-# Reasons that each container with devices has for some milliseconds of its start.
+# Reasons that apply to every container with devices for some milliseconds when it starts.
 AT_EACH_START: Final = frozenset({DEVICES_NOT_NAMED, MORE_MAY_FOLLOW})
-# Stands for a runtime class in pods for which containerd uses its handler `untrusted`; no runtime class has such a name.
+# Used in place of a runtime class for pods that containerd starts with its handler `untrusted`; no runtime class can
+# have this name.
 UNTRUSTED_CLASS: Final = f"{UNTRUSTED_WORKLOAD}={UNTRUSTED}"
 
 
@@ -95,12 +96,12 @@ class SeenPod:
     start_order: tuple[str, ...]  # names of its containers in start order; empty if there are too many
     is_final: bool = False  # the phase is Succeeded or Failed
     is_vm: bool = False  # a launcher pod of KubeVirt
-    # Set by the user, defined by an administrator; the handler behind it is not known here. UNTRUSTED_CLASS: the user
-    # selected the handler by an annotation.
+    # Name of its runtime class; the handler of that class is not known here. UNTRUSTED_CLASS: the user selected the
+    # handler by an annotation.
     runtime_class: str = ""
     causes: tuple[Cause, ...] = ()
     warnings: tuple[Cause, ...] = ()
-    counts: tuple[Count, ...] = ()  # counts for its whole-core claims, which the scheduler reads
+    counts: tuple[Count, ...] = ()  # extended resources that it requests for its whole-core claims
     unclaimed_millicores: int = 0  # CPU requests of its containers without claims
     # Number of device resources in a container's limits, by container; without ordinary init containers.
     device_kinds: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -141,8 +142,8 @@ class SeenPod:
     def in_turn(self) -> tuple[tuple[Claim, Owner, int], ...]:
         """Return the claims in the order in which they are served, with their owners; none if slices exceed the budget.
 
-        They are computed once for a pod, because each plan reads them. The number with each claim is its CPUs
-        above the budget.
+        They are computed once for a pod, because each plan reads them. The number with each claim is `Ask.wanted`,
+        always 0 here.
         """
         claims = self.budget.in_turn if self.budget else self.claims
         return tuple([(claim, Owner(self.uid, claim.container), 0) for claim in claims])
@@ -186,17 +187,14 @@ class SeenContainer:
     state: State
     cpus: CPUSet
     sandbox: str = ""  # id of the virtual machine that it runs in (Kata); empty: it runs on the host
-    home: CPUSet = (
-        EMPTY  # CPUs its tasks were put on, if it runs on more than it owns; empty: not put anywhere yet
-    )
+    # CPUs to which its tasks were moved, if it may run on more than it owns; empty: they were not moved yet.
+    home: CPUSet = EMPTY
     starts_at_home: bool = False  # its first process is moved to its own CPUs before it runs
     namespace: str = ""  # namespace of its pod, as the runtime knows it
-    is_divisible: bool = (
-        True  # false: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs
-    )
-    pod_sandbox: str = (
-        ""  # id of its pod's sandbox, which a restart of the whole pod replaces; empty: unknown
-    )
+    # False: its cgroup is unknown, so its tasks cannot be kept on parts of its CPUs.
+    is_divisible: bool = True
+    # Id of its pod's sandbox, which a restart of the whole pod replaces; empty: unknown.
+    pod_sandbox: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -220,7 +218,7 @@ class SeenSandbox:
     pod_uid: str
     cpus: CPUSet  # CPUs of all threads together
     vcpus: CPUSet = EMPTY  # CPUs of its vCPU threads alone; empty: these cannot be identified
-    # Cpuset that the runtime accepted last for each live container; (): for none.
+    # Last cpuset that the runtime accepted for each live container; empty: it accepted none.
     sent: tuple[CPUSet, ...] = ()
     is_movable: bool = True  # False: neither its threads nor the runtime can be reached
     is_awaited: bool = True  # False: its wait budget is spent, so others no longer wait for its CPUs
@@ -238,11 +236,11 @@ class Observed:
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
     holds_starts: bool = False  # containers that must not start unpinned are held back until their claims fit
-    # Devices of containers, as far as they are known; of ordinary init containers they never are.
+    # Devices of containers, as far as they are known; those of ordinary init containers never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
     # Why a container's devices are not known, or may not be all.
     devices_unknown: Mapping[Owner, str] = field(default_factory=lambda: MappingProxyType({}))
-    # By uid of the pod; without those of an earlier agent.
+    # Times of each pod's device lookup, by its uid; the lookups of an earlier agent are not included.
     device_times: Mapping[str, DeviceTimes] = field(default_factory=lambda: MappingProxyType({}))
     looks_up_claims: bool = False  # `devices` includes those of ResourceClaims
     # Pools that processes use now, besides those that the containers' pods request.
@@ -291,8 +289,8 @@ class Observed:
     def why_unknown(self, owner: Owner, role: Role) -> str:
         """Return why the devices of a container are not all known; empty if they are.
 
-        The devices of an ordinary init container, and of a pod's pool, are known when those of the pod's other containers
-        are.
+        The devices of an ordinary init container, and of a pod's pool, are known when those of the pod's other
+        containers are known.
         """
         pod = self._by_uid.get(owner.pod_uid)
         names = self._device_containers(pod) if pod else {owner.container}
@@ -352,7 +350,7 @@ class Observed:
 
     @cached_property
     def known_uids(self) -> frozenset[str]:
-        """Pods of the API that have not ended."""
+        """Uids of the pods of the API that have not ended."""
         return frozenset(pod.uid for pod in self.by_age)
 
     @property

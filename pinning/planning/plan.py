@@ -47,12 +47,11 @@ class Plan(NamedTuple):
     sandboxes: Mapping[str, SandboxSet] = NO_SANDBOXES  # planned CPUs of each sandbox's threads, by its id
     uses: Mapping[Owner, frozenset[PoolUse]] = NO_USES  # pools that processes of containers may run on now
     undivided: frozenset[Owner] = frozenset()  # containers whose tasks cannot be kept on parts of their CPUs
-    uncounted: Mapping[Owner, str] = (
-        NONE_UNCOUNTED  # claims whose cores the scheduler does not count, and why
-    )
+    # Messages about claims whose cores the scheduler does not count, by owner.
+    uncounted: Mapping[Owner, str] = NONE_UNCOUNTED
     system: frozenset[str] = frozenset()  # uids of the pods in system namespaces
     is_strict: bool = False  # `strictThreads`: owners never get pool CPUs, even through `cmk isolate`
-    # Known devices of the containers with CPUs that are placed beside theirs.
+    # Known devices of the containers that hold CPUs and are placed near their devices.
     devices: Mapping[Owner, tuple[Device, ...]] = NO_DEVICES
     # CPUs of init containers that have not ended, by uid of the pod.
     starting: Mapping[str, CPUSet] = NONE_STARTING
@@ -119,7 +118,7 @@ def _devices(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[
 
 
 def _uses(observed: Observed, ledger: Ledger, config: NodeConfig) -> Mapping[Owner, frozenset[PoolUse]]:
-    """Return the pools in use through wrappers; with strict threads none for owners of CPUs."""
+    """Return the pools that containers use through `cmk isolate`; with strict threads owners of CPUs are left out."""
     if not config.strict_threads:
         return observed.uses
     owners = {held.owner for held in ledger if held.is_exclusive}
@@ -140,7 +139,7 @@ def _of_pod(pod: SeenPod, refusals: dict[Owner, Refusal]) -> Iterator[Refusal]:
 
 
 def _observing(observed: Observed) -> Iterator[Refusal]:
-    """Refuse every claim made to corepin, without holding back its container.
+    """Refuse every claim, because corepin only observes; no container is held back.
 
     A launcher's claim is not refused, because the kubelet serves it in observe mode.
     """

@@ -1,6 +1,6 @@
 """CPUs of pods with a budget: its region, its slices, and the pool for containers without a slice.
 
-The parts of a budget are chosen as one claim under the policies of the pod, before they are cut.
+The CPUs of a budget are chosen as one claim under the policies of the pod, and then divided into its parts.
 
 An ordinary init container without a slice runs on all CPUs of its pod, except slices of sidecars that run already.
 An init container with a slice uses CPUs of later slices and of the pool; until it has ended, the other containers
@@ -79,7 +79,7 @@ def part_of(
 
 
 def mems_of(ledger: Ledger, owner: Owner) -> CPUSet:
-    """Return the NUMA nodes that the memory of a container with CPUs is bound to; empty: none."""
+    """Return the NUMA nodes to which the memory of a container with CPUs is bound; empty: it is not bound."""
     held = ledger.of(owner) or ledger.pools.get(owner.pod_uid)
     return held.mems if held else EMPTY
 
@@ -95,8 +95,8 @@ def starting_cpus(observed: Observed, ledger: Ledger) -> Mapping[str, CPUSet]:
     """Return the CPUs of init containers with slices that have not ended, by pod.
 
     An init container that does not run counts as ended if a later container is alive, or has exited in a sandbox
-    with a live container of the pod: that one may be between two starts. After a reboot, or in a new sandbox, all
-    init containers run again, and the runtime still lists what exited in the old one.
+    with a live container of the pod, because the later one may be between two starts. After a reboot, or in a new
+    sandbox, all init containers run again, and the runtime still lists containers that exited in the old sandbox.
     """
     if not ledger.pools:
         return NONE_STARTING
@@ -128,7 +128,7 @@ def _start_indexes(ledger: Ledger, uid: str) -> dict[str, int]:
 
 
 class SharedCharge(NamedTuple):
-    """CPUs of a pod with a budget, and the containers whose requests the scheduler adds up for them."""
+    """CPUs of a pod with a budget, and the containers whose requests the scheduler adds up to count these CPUs."""
 
     cpus: CPUSet
     containers: frozenset[str]
@@ -138,7 +138,7 @@ NO_SHARED_CHARGE: Final = SharedCharge(EMPTY, frozenset())
 
 
 def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
-    """Return the CPUs of a pod's pool and of other slices under its SMT policy, with the containers that may request them.
+    """Return the CPUs of a pod's pool and of slices under its SMT policy, and the containers that may request them.
 
     They are counted together, because any one container of the pod requests those of the pool, and a resize moves CPUs
     between the parts. With `is_whole` the slices under another policy are included, if the budget must be on one
@@ -155,7 +155,7 @@ def shared_charge(ledger: Ledger, uid: str, *, is_whole: bool) -> SharedCharge:
 
 
 def shared_users(ledger: Ledger, uid: str) -> Iterator[str]:
-    """Yield the containers that run as long as a pod and whose pool is empty, so that they run in the shared set."""
+    """Yield the containers that run as long as the pod, and in the shared set because the pod's pool is empty."""
     pool = ledger.pools.get(uid)
     if pool and pool.claim.pool and not pool.cpus:
         yield from pool.claim.pool.lasting
@@ -170,7 +170,7 @@ class Regions:
         self._chosen: dict[str, CPUSet | None] = {}
 
     def renew(self, ledger: Ledger) -> None:
-        """Choose the regions again, beside the CPUs that pods hold in a ledger."""
+        """Discard the chosen regions; the next ones are chosen to include the CPUs that pods hold in this ledger."""
         self._before = ledger
         self._chosen.clear()
 
@@ -209,7 +209,7 @@ class Regions:
         return part
 
     def _outward(self, ask: Ask, slices: Placement) -> tuple[CPUSet, ...]:
-        """Return the CPUs of NUMA nodes in groups, nearest to the slices first; all as one group if it is distributed."""
+        """Return the CPUs of NUMA nodes in groups, nearest to the slices first; one group under `distributed`."""
         topology = self._draft.sets.topology
         if self._draft.allocator.numa_policy(ask.policies) is NUMAPolicy.DISTRIBUTED:
             return (topology.cpus,)
@@ -226,7 +226,7 @@ class Regions:
         return found
 
     def _whole_pod(self, uid: str) -> CPUSet:
-        """Return the CPUs that slices and pool have, for an ordinary init container."""
+        """Return the CPUs of a pod's slices and pool, which an ordinary init container uses."""
         return union(part.footprint for part in self._draft.ledger.of_pod(uid) if _lasts(part))
 
     def _choose(self, ask: Ask) -> CPUSet | None:
@@ -241,7 +241,7 @@ class Regions:
             if held:
                 return EMPTY
             raise
-        # With the CPUs of containers under `share`.
+        # The shared set if this pod held no CPUs; it includes the CPUs of containers under `share`.
         shared = self._draft.sets.common - (ledger.exclusive - own)
         if not shared <= chosen:
             return chosen
@@ -268,7 +268,7 @@ def _lasts(part: Assignment) -> bool:
 
 
 def _sum_of_parts(parts: Sequence[Ask], policies: EffectivePolicies, threads: int) -> int:
-    """Return the CPUs of one claim that can hold all parts, if these must not share cores."""
+    """Return the number of CPUs that all parts need as one claim; parts under `require` or `isolate` share no cores."""
     total = 0
     for part in parts:
         count = part.claim.count

@@ -37,10 +37,10 @@ def effective_quota(
 
 
 def is_unset(word: Quota, owned_cpus: int, bandwidth: Bandwidth) -> bool:
-    """Return whether an exclusive container has no quota.
+    """Return whether the CFS quota of an exclusive container is unset.
 
-    `auto` unsets one that is worth at least the CPUs owned, because the cpuset promises no less, and keeps a lower
-    one (a CMK core has two CPUs, and the CPU limit may be 1).
+    `auto` unsets a quota of at least the CPUs owned, because the cpuset already limits the container to these. It keeps
+    a lower quota (a CMK core has two CPUs, and the CPU limit may be 1).
     """
     if word is Quota.AUTO:
         return owned_cpus * bandwidth.period <= bandwidth.quota

@@ -1,7 +1,7 @@
 """Ledger recovery without a usable checkpoint: CPUs from cgroups, policies from pods. Pure.
 
-Only unambiguous assignments are recovered; the planner makes the others again. A container whose claim was refused
-is recognized by its cpuset, which equals that of the unpinned containers.
+Only unambiguous assignments are recovered; for the other claims the planner makes new ones. A container whose claim was
+refused is recognized by its cpuset, which equals that of the unpinned containers.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Signs(NamedTuple):
 def _with_pool(ledger: Ledger, pod: SeenPod, budget: Budget, signs: _Signs) -> Ledger:
     """Return the ledger with the pool of a pod.
 
-    If none is evident, the slices of containers whose CPU limit a LimitRange filled in are looked for first: an
-    earlier agent may have given some, and the pool is smaller beside them.
+    If no pool is evident, slices of containers whose CPU limit a LimitRange filled in are recovered first: an earlier
+    agent may have assigned such slices, which make the pool smaller.
     """
     for parts in (budget, _before_first_limits(ledger, pod, budget)):
         grown = _first(ledger, _pools(ledger, pod, parts, parts.slices, signs), signs.sets)
@@ -88,7 +88,7 @@ def _with_pool(ledger: Ledger, pod: SeenPod, budget: Budget, signs: _Signs) -> L
 
 
 def _before_first_limits(ledger: Ledger, pod: SeenPod, budget: Budget) -> Budget:
-    """Return the budget with containers that have no evident slice in the pool, because their CPU limits may be new."""
+    """Return the budget with containers without an evident slice moved to the pool: their CPU limits may be new."""
     users = [
         PoolUser(claim.container, pod.start_order.index(claim.container), claim.role, is_bare=True)
         for claim in budget.slices
@@ -100,7 +100,7 @@ def _before_first_limits(ledger: Ledger, pod: SeenPod, budget: Budget) -> Budget
 def _pools(
     ledger: Ledger, pod: SeenPod, budget: Budget, slices: Sequence[Claim], signs: _Signs
 ) -> Iterator[Assignment]:
-    """Yield the possible pools beside these slices: where all its containers run, with the CPUs that are left."""
+    """Yield the possible pools of a pod with these slices: CPUs left by them on which all of its containers run."""
     claim = budget.pool_claim(slices)
     names = claim.pool.lasting if claim.pool else ()
     owners = [Owner(pod.uid, name) for name in names]
@@ -119,7 +119,7 @@ def _pools(
 
 
 def _reported_pool(pod: SeenPod, claim: Claim, signs: _Signs) -> Iterator[Assignment]:
-    """Yield the reported pool if none of its containers is live and no other pod runs there."""
+    """Yield the reported pool if no other pod runs there; called if none of its containers is live."""
     owner = Owner(pod.uid, "")
     cpus = signs.reported.get(owner, EMPTY)
     seen = SeenContainer("", owner, State.EXITED, cpus)
@@ -218,8 +218,8 @@ def _own(
 ) -> Iterator[CPUSet]:
     """Yield the subsets of its cpuset that a container may own, in this order.
 
-    They are: the whole cpuset; the cpuset without that of a container without a claim; the part on which no other
-    container runs; the part that was published for the container.
+    They are: the whole cpuset; the cpuset without the CPUs of a container that has no claim; the part on which no other
+    container runs; the part that an earlier agent published for the container.
     """
     source = sets.source(claim)
     if seen.cpus and seen.cpus <= source:
@@ -238,7 +238,7 @@ def _own(
 def _apart(seen: SeenContainer, observed: Observed, source: CPUSet) -> Iterator[CPUSet]:
     """Yield the part of its cpuset on which no other container runs, unless that is all of it or empty.
 
-    Unlike the cpusets of containers without a claim, this needs no such container.
+    This finds the own CPUs even if no container without a claim runs, whose cpuset could be subtracted.
     """
     others = union(other.cpus for other in observed.live_on_host if other.owner != seen.owner)
     own = (seen.cpus & source) - others
@@ -267,8 +267,9 @@ def _idle(candidate: Assignment, sets: NodeSets) -> CPUSet:
 def _is_evident(candidate: Assignment, seen: SeenContainer, observed: Observed, sets: NodeSets) -> bool:
     """Return whether the cpuset of a container proves the assignment, compared with the containers of other pods.
 
-    The whole cpuset proves it if it has as many CPUs as the claim and none of them has the same cpuset, or if the CPUs
-    are exclusive, there are others and none overlaps. A part of the cpuset needs the number, and no overlap.
+    The whole cpuset proves it if it has as many CPUs as the claim and no container of another pod has the same cpuset.
+    It also proves exclusive CPUs if other pods have containers and none of these overlaps it. A part of the cpuset
+    proves it if it has as many CPUs as the claim and no container of another pod overlaps it.
     """
     others = [other for other in observed.live if other.owner.pod_uid != seen.owner.pod_uid]
     # The container runs on more than its own CPUs, which must not overlap those of others.

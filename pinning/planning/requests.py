@@ -1,7 +1,7 @@
 """Resource requests of a node's pods, added up as the scheduler and the kubelet do. Pure.
 
 Source: Kubernetes "Init containers", "Resource sharing within containers", and sidecar containers (KEP-753): main
-containers and sidecars add up; an ordinary init container runs beside the sidecars that start before it.
+containers and sidecars add up; an ordinary init container runs together with the sidecars that start before it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIDECAR: Final[Amount] = (SIDECAR_CPU, SIDECAR_MEMORY)
 
 
 class Overcommit(NamedTuple):
-    """CPU requests of the containers on a set of CPUs against its size, in millicores."""
+    """CPU requests of the containers that run on a CPU set, and the size of the set, in millicores."""
 
     requested: int
     there: int
@@ -62,14 +62,17 @@ def totals(pod: Pod) -> dict[str, str]:
 
 
 def fulfilled(listed: Iterable[Member], resource: str, held: Mapping[str, int]) -> int:
-    """Return how much of the pod's request its containers hold; a surplus of one container does not fill a deficit of another."""
+    """Return how much of the pod's request its containers hold.
+
+    A surplus of one container does not fill a deficit of another.
+    """
     return rounded_up_fraction(
         in_effect(listed, lambda member: min(_amount(member, resource), Fraction(held.get(member.name, 0))))
     )
 
 
 def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcommit:
-    """Return the CPU requests of unfinished pods' containers without CPUs of their own, against the shared set."""
+    """Return the CPU requests of unfinished pods' containers without CPUs of their own, and the shared set's size."""
     holding = {uid: ledger.of_pod(uid)[0] for uid in ledger.uids}
     names = {uid: (part.namespace, part.pod) for uid, part in holding.items()}
     known = by_runtime_uid(pods, names).items()
@@ -78,14 +81,14 @@ def overcommit(pods: Iterable[Pod], ledger: Ledger, shared_cpus: int) -> Overcom
 
 
 def in_shared_set(pods: Iterable[Pod], sets: NodeSets) -> list[Pod]:
-    """Return the pods whose containers without CPUs of their own run in the shared set, not on a strict reserve."""
+    """Return the pods whose containers may use the shared set: if the reserve is strict, system pods do not."""
     if not (sets.is_strict and sets.system):
         return list(pods)
     return [pod for pod in pods if not sets.is_system((pod.get("metadata") or {}).get("namespace") or "")]
 
 
 def system_load(seen: Iterable[SeenPod], sets: NodeSets) -> Overcommit:
-    """Return the CPU requests of containers that run on the reserved CPUs, against those CPUs."""
+    """Return the CPU requests of containers that run on the reserved CPUs, and the size of the reserve."""
     pods = [pod for pod in seen if sets.is_system(pod.namespace) and not pod.is_final]
     return Overcommit(sum(pod.unclaimed_millicores for pod in pods), 1000 * len(sets.system))
 

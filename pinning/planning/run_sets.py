@@ -59,7 +59,7 @@ class RunSets:
 
     ledger: Ledger
     sets: NodeSets
-    # Pools that live wrappers use, by container.
+    # Pools that containers use through `cmk isolate` now.
     uses: Mapping[Owner, frozenset[PoolUse]] = field(default_factory=lambda: NO_USES)
     # Containers whose tasks cannot be kept on a part of their CPUs: they get no pools.
     undivided: frozenset[Owner] = frozenset()
@@ -76,24 +76,24 @@ class RunSets:
         return self.sets.shared(self.ledger)
 
     def unowned(self, uid: str) -> CPUSet:
-        """Return the CPUs of a pod's containers without an assignment: of system pods the reserved ones."""
+        """Return the CPUs of a pod's containers without an assignment: in system namespaces the reserved CPUs."""
         return (self.sets.system or self.shared) if uid in self.system else self.shared
 
     def part(self, owner: Owner) -> Assignment | Part | None:
-        """Return the CPUs that a container owns, alone or with others of its pod."""
+        """Return the CPUs that a container owns alone or with others of its pod; None if it owns no CPUs."""
         if owner not in self._parts:
             self._parts[owner] = part_of(self.ledger, owner, self.starting)
         return self._parts[owner]
 
     def at_creation(self, owner: Owner) -> CPUSet:
-        """Return the CPUs of a container without pools of other containers."""
+        """Return the CPUs that a container owns, else those of containers without an assignment; no pools are added."""
         part = self.part(owner)
         return part.cpus if part else self.unowned(owner.pod_uid)
 
     def starts_in(self, pod: SeenPod) -> frozenset[CPUSet]:
-        """Return the sets on which a pod's containers start: one set if the container does not matter.
+        """Return the different CPU sets on which containers of a pod start; a single set if all start on the same one.
 
-        Ephemeral containers start on one of them, and get the unowned CPUs as soon as they are known.
+        Ephemeral containers start on one of these sets, and get the unowned CPUs as soon as the agent knows them.
         """
         unowned = self.unowned(pod.uid)
         if pod.start_order:
@@ -107,9 +107,9 @@ class RunSets:
         return self._with(owner, part, uses) if uses or not part else RunSet(part.cpus, EMPTY)
 
     def of_seen(self, seen: SeenContainer) -> RunSet:
-        """Return the CPUs of a container in its present state.
+        """Return the planned CPUs of a container in its present state.
 
-        Before its first process runs, pools are included only if that process is moved to its own CPUs first.
+        Before its first process runs, pools are included only if that process is first moved to the own CPUs.
         """
         if seen.is_running:
             return self.of(seen.owner)
@@ -117,7 +117,7 @@ class RunSets:
         return run_set if seen.starts_at_home else run_set.at_start
 
     def pool(self, use: PoolUse) -> CPUSet:
-        """Return the CPUs of a pool, without any that are owned or an owner's idle ones."""
+        """Return the CPUs of a pool; none of them is exclusive, or idle for an owner."""
         aside = self.sets.set_aside(use.socket) if use.pool is SharedPool.SHARED else EMPTY
         return aside or self.shared
 
@@ -138,7 +138,7 @@ class RunSets:
 
 
 def asked(held: Assignment | None) -> frozenset[PoolUse]:
-    """Return the pools that a container's pod asks for."""
+    """Return the pools that annotations add to an exclusive container."""
     return ASKED if held and held.is_exclusive and held.claim.shared_cpus else frozenset()
 
 
@@ -167,7 +167,7 @@ class SandboxSet(NamedTuple):
 
 
 def sandbox_sets(observed: Observed, run_sets: RunSets, config: NodeConfig) -> Mapping[str, SandboxSet]:
-    """Return the planned CPUs of each machine in the observation, by its id."""
+    """Return the planned CPUs of each observed sandbox (virtual machine), by its id."""
     sets = {}
     for sandbox in observed.sandboxes:
         own = union(assignment.cpus for assignment in holders(sandbox, observed, run_sets.ledger))
@@ -177,13 +177,13 @@ def sandbox_sets(observed: Observed, run_sets: RunSets, config: NodeConfig) -> M
 
 
 def holders(sandbox: SeenSandbox, observed: Observed, ledger: Ledger) -> tuple[Assignment, ...]:
-    """Return the assignments of a machine's live containers, or of its pod without any, and the pod's pool."""
+    """Return the assignments of a sandbox's live containers (if none is live, of the pod's), and the pod's pool."""
     owners = {container.owner for container in observed.live_in[sandbox.id]}
     kept = ledger.of_pod(sandbox.pod_uid)
     return tuple(part for part in kept if not owners or part.owner in owners or part.is_pool)
 
 
 def _others(sandbox: SeenSandbox, own: CPUSet, unowned: CPUSet, config: NodeConfig) -> CPUSet:
-    """Return the CPUs of threads that are no vCPUs; if vCPUs cannot be identified, all threads stay together."""
+    """Return the CPUs of all threads but vCPUs: those of vCPUs, unless `vmThreads: shared` and vCPUs are identified."""
     is_apart = config.vm_threads is VMThreadsPolicy.SHARED and sandbox.vcpus != EMPTY
     return unowned if is_apart else own or unowned

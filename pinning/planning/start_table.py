@@ -1,6 +1,7 @@
 """Table of cpusets for containers that the runtime creates, or the reason why one may not start yet. Pure.
 
-A table is immutable: the thread that answers the runtime reads one while a pass builds the next. Its ledger is saved.
+A table is immutable: the thread that answers the runtime reads one while a pass builds the next. Its ledger is already
+saved.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
 NOT_SEEN: Final = (
     "the pod asks for CPUs of its own, and corepin's agent has not seen it yet; the kubelet tries again"
 )
-CLAIMS_UNREAD: Final = "corepin's agent has not read yet which CPUs the container's ResourceClaims give it; the kubelet tries again"
+CLAIMS_UNREAD: Final = (
+    "corepin's agent has not read yet which CPUs the container's ResourceClaims give it;"
+    " the kubelet tries again"
+)
 
 
 class Start(NamedTuple):
-    """CPUs, memory nodes and home of a container from its first instruction on."""
+    """CPUs and memory nodes of a container from its first instruction on."""
 
     cpus: CPUSet  # never empty; more than `own` if the agent moves its first process to its own CPUs
     own: CPUSet = EMPTY  # CPUs that the container owns; empty: it runs in the shared set
@@ -53,13 +57,13 @@ class StartTable:
     ledger: Ledger
     shared: CPUSet  # the shared set, which is also CMK's pool `infra`
     sets: NodeSets
-    cmk_shared: CPUSet  # CMK's pool `shared`; without one the shared set
+    cmk_shared: CPUSet  # CMK's pool `shared`; the shared set if no cores are set aside for it
     known: frozenset[str]  # uids, as the runtime knows them, of pods that the API has shown or that hold CPUs
     seen: Mapping[str, CPUSet]  # cpusets of the containers in the last observation, by id
     refusals: Mapping[Owner, Refusal]  # refusals of containers that must not start unpinned
     held_back: frozenset[Owner] = frozenset()  # containers that must not start until their claims are read
     left_alone: frozenset[Owner] = frozenset()  # containers whose cpusets another program keeps rewriting
-    # Pools of containers whose pods ask for them.
+    # CPUs of the pools that annotations add to containers.
     others: Mapping[Owner, CPUSet] = field(default_factory=lambda: MappingProxyType({}))
     busy: CPUSet = EMPTY  # CPUs that other containers still have to leave
     # CPUs of init containers that have not ended, by pod.
@@ -79,10 +83,10 @@ class StartTable:
     ) -> Start | str:
         """Return the start of a container, or the reason why it may not start yet.
 
-        `claims` says that its sandbox is marked as claiming CPUs: the mark can delay the container, and never grants
-        CPUs, because users can set it. `busy` are further CPUs that other containers still have to leave. A device
-        in `cdi_devices` is used only if its claim is reserved for the pod, because annotations of a pod can name
-        any device.
+        `claims` says that an annotation of its sandbox marks the pod as claiming CPUs. The annotation only delays the
+        container and never grants CPUs, because users can set it. `busy` are further CPUs that other containers still
+        have to leave. A device in `cdi_devices` is used only if its claim is reserved for the pod, because annotations
+        of a pod can name any device.
         """
         busy |= self.busy
         held = self.ledger.of(owner)
@@ -106,20 +110,26 @@ class StartTable:
         return Start((unowned - busy) or unowned)
 
     def _of_devices(self, owner: Owner, cdi_devices: Collection[str]) -> CPUSet | str:
-        """Return the CPUs of the claims behind CDI devices, or why these cannot be used; none without any."""
+        """Return the CPUs of the claims behind CDI devices, or why these cannot be used; empty without such devices."""
         cpus = EMPTY
         for uid, request in filter(None, map(claimed_by, cdi_devices)):
             grant = self.ledger.claims.get(uid)
             if grant is None or not grant.is_prepared:
-                return f"claim {uid} holds no CPUs of this node: delete the pod, so that it is made anew"
+                return f"claim {uid} holds no CPUs of this node: delete the pod, so that it is created again"
             if owner.pod_uid not in grant.claim.pods:
                 if refusal := self.refusals.get(owner):
                     return refusal.text
-                return f"claim {grant.claim.full_name} is not known to be reserved for this pod; the kubelet tries again"
+                return (
+                    f"claim {grant.claim.full_name} is not known to be reserved for this pod;"
+                    " the kubelet tries again"
+                )
             cpus |= grant.of(request)
         usable = cpus & self.sets.allocatable
         if cpus and not usable:
-            return f"CPUs {cpus} of its claim cannot be used now, as they are offline or reserved; the kubelet tries again"
+            return (
+                f"CPUs {cpus} of its claim cannot be used now, as they are offline or reserved;"
+                " the kubelet tries again"
+            )
         return usable
 
     def corrected(
@@ -127,8 +137,7 @@ class StartTable:
     ) -> CPUSet:
         """Return the cpuset to write on a running container instead of `asked`; empty if `asked` is right.
 
-        CPUs that other containers still have to leave are left out, except those on which the container runs
-        itself.
+        CPUs that other containers still have to leave are left out, unless this container runs on them already.
         """
         part = part_of(self.ledger, owner, self.starting)
         cpus = (part.cpus if part else self._unowned(namespace)) | self.others.get(owner, EMPTY)
@@ -137,7 +146,7 @@ class StartTable:
         return cpus - ((busy | self.busy) - self.seen.get(container_id, EMPTY))
 
     def _pooled(self, owner: Owner, busy: CPUSet) -> Start | str | None:
-        """Return the start of a container in the pool of its pod, on CPUs that others have left; None for other containers."""
+        """Return the start of a container in the pool of its pod, on CPUs that others have left; None for others."""
         pool = self.ledger.pools.get(owner.pod_uid)
         part = None if pool is None or self.ledger.of(owner) else part_of(self.ledger, owner, self.starting)
         if pool is None or part is None:
@@ -160,7 +169,7 @@ class StartTable:
         return (cpus & self.ledger.exclusive) - (part.footprint if part else EMPTY)
 
     def environment(self, start: Start) -> dict[str, str]:
-        """Return CMK's environment variables for a container that owns CPUs, and those of its claims; none for others.
+        """Return CMK's environment variables for a container that owns CPUs, and those of its claims; else none.
 
         With strict threads the pools are limited to the container's own cpuset, so that a list may be empty.
         """
@@ -178,7 +187,7 @@ class StartTable:
 
     @cached_property
     def _pools(self) -> dict[str, str]:
-        """CMK's lists of its pools, made once: on 256 CPUs they took nine tenths of the time of an answer."""
+        """CMK's lists of its pools, computed once: on 256 CPUs they took nine tenths of the time of an answer."""
         return self._pools_within(self.shared | self.cmk_shared)
 
     def _pools_within(self, cpus: CPUSet) -> dict[str, str]:
@@ -216,7 +225,7 @@ def start_table(plan: Plan, observed: Observed, left_alone: frozenset[Owner] = f
 
 
 def _blocking(plan: Plan, observed: Observed) -> dict[Owner, Refusal]:
-    """Return why containers may not start; the reason of a pool holds back all that are to run in it."""
+    """Return why containers may not start; the refusal of a pool applies to all containers that would run in it."""
     budgets = {pod.uid: pod.budget for pod in observed.by_age if pod.budget}
     blocking = [refusal for refusal in plan.refusals if refusal.blocks_start]
     found = {refusal.owner: refusal for refusal in blocking}
@@ -233,7 +242,7 @@ def _others(plan: Plan) -> dict[Owner, CPUSet]:
 
 
 def _still_busy(cpus: CPUSet) -> str:
-    return f"others still run on its CPUs {cpus}, and leave them now; the kubelet tries again"
+    return f"other containers still run on its CPUs {cpus}, and are leaving them; the kubelet tries again"
 
 
 def _listed(cpus: CPUSet) -> str:

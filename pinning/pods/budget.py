@@ -105,7 +105,7 @@ def budget_of(pod: Pod) -> int | None:
 
 
 def _fixed_cpu(pod: Pod) -> Fraction | None:
-    """Return the pod-level CPU if limit and request are equal; None if not. If both texts are equal, they are parsed once."""
+    """Return the pod-level CPU if limit and request are equal; None if not. Equal texts are parsed once."""
     resources = (pod.get("spec") or {}).get("resources") or {}
     limit = (resources.get("limits") or {}).get("cpu")
     if limit is not None and limit == (resources.get("requests") or {}).get("cpu") and is_quantity(limit):
@@ -149,14 +149,14 @@ def filled_in_annotation(containers: Collection[str]) -> str:
 
 
 def no_budget(pod: Pod) -> Iterator[Cause]:
-    """Warn that the pod-level CPU of a pod is not a budget, so that containers without CPUs of their own run in the shared set."""
+    """Warn that pod-level CPU is not a budget, so that containers without CPUs of their own use the shared set."""
     amounts = pod_amounts(pod)
     limit, request = (_shown(kind, pod) for kind in ("limits", "requests"))
     if amounts and "cpu" in amounts.limits and amounts.limits["cpu"] > MOST_CPUS:
         message = f"{limit} CPUs are more than any machine has: write a whole number from 1 to {MOST_CPUS}"
     else:
         message = (
-            f"limit {limit} and request {request} give the pod no CPUs of its own beside those of its containers:"
+            f"limit {limit} and request {request} give the pod no CPUs of its own besides those of its containers:"
             " set both to one whole number >= 1 for a pool of the pod"
         )
     yield Cause(BUDGET_FIELD, message, flaw=("no budget",))

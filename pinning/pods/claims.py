@@ -98,8 +98,8 @@ class Claim:
     def must_fit(self) -> bool:
         """Return whether the container must not start unpinned if its CPUs are not available.
 
-        This holds for requests for whole cores and for CPUs beside devices, and for virtual machines, which depend
-        on them.
+        This holds for requests for whole cores or for CPUs near devices, and for virtual machines, which depend on
+        their CPUs.
         """
         is_strict = self.smt in OWN_CORES or self.devices is DevicePolicy.REQUIRE
         return self.origin in (Origin.CMK, Origin.LAUNCHER) or is_strict
@@ -120,10 +120,10 @@ class Budget:
     """The budget of a pod. Its slices are claims of the pod; the rest is the pool."""
 
     cpus: int
-    rest: Claim  # claim for the part of the budget beside the slices, with the policies of the pod
+    rest: Claim  # claim for the CPUs of the budget that the slices leave, with the policies of the pod
     claims: tuple[Claim, ...] = ()  # all claims of the pod, in start order
     slices: tuple[Claim, ...] = ()  # the claims that are parts of the budget
-    # Claims of containers whose CPU limit a LimitRange filled in: only those that hold CPUs already have slices.
+    # Claims of containers whose CPU limit a LimitRange filled in: they have slices only if they hold CPUs already.
     filled: tuple[Claim, ...] = ()
     policies: PolicyAnnotations = field(default=NO_POLICY_ANNOTATIONS, compare=False)
 
@@ -134,7 +134,7 @@ class Budget:
 
     @lazy
     def in_turn(self: Any) -> tuple[Claim, ...]:
-        """Return the claims in the order in which they are served, the pool among them; none if slices exceed the budget.
+        """Return the claims in the order in which they are served, with the pool's; none if slices exceed the budget.
 
         Ordinary init containers with slices come last, because they use CPUs of later slices and of the pool.
         """
@@ -145,13 +145,13 @@ class Budget:
         return (*first, self.rest, *last)
 
     def pool_claim(self, slices: Iterable[Claim], containers: Collection[str] = ()) -> Claim:
-        """Return the claim of the pool beside other slices, without these containers."""
+        """Return the claim of the pool if the pod has these slices, and `containers` do not run in the pool either."""
         outside = {claim.container for claim in slices}.union(containers)
         purpose = (self.rest.pool or PodPool(self.cpus)).without(outside)
         return replace(self.rest, count=left_of(self.cpus, slices), pool=purpose)
 
     def staying(self, users: Iterable[PoolUser]) -> tuple[PoolUser, ...]:
-        """Return the users of the pod's pool that stay there: those with their first CPU limit that no annotation names.
+        """Return the users that stay in the pod's pool although they got a first CPU limit: no annotation names them.
 
         If a LimitRange is younger than the pod, a resize fills in its limits without recording that in the pod.
         """
@@ -185,7 +185,7 @@ class _PodLevel(NamedTuple):
     """The pod-level CPUs that are a pod's budget, with the facts for its slices."""
 
     cpus: int
-    members: tuple[Member, ...]  # containers of the pod, with corepin's own
+    members: tuple[Member, ...]  # containers of the pod, including corepin's own
     filled: tuple[Claim, ...]  # claims of containers whose CPU limit a LimitRange filled in
     may_have_others: bool  # ResourceClaims may give CPUs to some of its containers
 
@@ -199,14 +199,14 @@ class PodClaims:
     policies: PolicyAnnotations
     # Claims above the size of any machine: refused, and ignored by the agent.
     beyond: tuple[tuple[Member, Claim], ...] = ()
-    crowd: tuple[Cause, ...] = ()  # the reason why the other containers of the pod were not read
+    crowd: tuple[Cause, ...] = ()  # the cause if the pod has too many containers, which are not read then
     machine: str = ""  # why processes in the pod cannot move threads between CPUs; empty: they can
     unbudgeted: tuple[Cause, ...] = ()  # the warning that pod-level CPUs are no budget
     pod_level: _PodLevel | None = None  # None: the pod has no budget
 
     @lazy
     def budget(self: Any) -> Budget | None:
-        """Return the budget of the pod, None if it has none. Mutations do not need it."""
+        """Return the budget of the pod, None if it has none. It is computed lazily, as mutations do not need it."""
         return _budget(self, self.pod_level) if self.pod_level else None
 
     @property
@@ -221,7 +221,7 @@ class PodClaims:
 
     @property
     def pool(self) -> Claim | None:
-        """Return the claim of the pod's pool; its count is 0 if the slices leave nothing, None without a budget."""
+        """Return the claim of the pod's pool, with count 0 if the slices leave no CPU; None if it has no budget."""
         return self.budget.rest if self.budget else None
 
     @property
@@ -444,7 +444,8 @@ def _pool_claim(pool: PodPool, count: int, policies: PolicyAnnotations) -> Claim
     )
 
 
-def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> Claim | None:  # noqa: FBT001 a fact, not a switch
+def _claim_of(member: Member, policies: PolicyAnnotations, dedicated: bool) -> Claim | None:  # noqa: FBT001
+    """Return the claim of a container, None if it claims no CPUs; `dedicated` is a fact about its pod."""
     if member.cores:
         return _cmk_claim(member, policies)
     launches = dedicated and member.name == LAUNCHER_CONTAINER

@@ -81,7 +81,7 @@ class CoreCounts:
     def uncounted(self, claim: Claim) -> str:
         """Return a message if the scheduler counts fewer cores than a claim takes; else an empty string.
 
-        A part of a budget also counts as counted if the pod requests enough for all parts together.
+        A part of a budget is also fully counted if the pod requests enough for all parts together.
         """
         smt = claim.smt
         if smt not in RESOURCES or not claim.count:

@@ -1,4 +1,4 @@
-"""CRI-O's annotations on a pod: the ones that corepin applies under other runtimes, and the ones that it ignores. Pure."""
+"""CRI-O's annotations on a pod: those that corepin applies under other runtimes, and those that it ignores. Pure."""
 
 from __future__ import annotations
 

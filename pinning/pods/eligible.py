@@ -48,7 +48,10 @@ def policy_of(container: str, policies: PolicyAnnotations) -> tuple[CPUPolicy | 
 def none_eligible(
     listed: tuple[Member, ...], policies: PolicyAnnotations, *, has_claims: bool
 ) -> Iterator[Cause]:
-    """Refuse a pod-wide policy for which no container is eligible; warn if only some are not."""
+    """Refuse a pod-wide policy for which no container is eligible, unless annotations name single containers.
+
+    An SMT policy without a CPU policy is also not refused if the pod has claims.
+    """
     policy, smt = policies.cpu.pod, policies.smt.pod
     annotation = policy if policy and policy.value is not CPUPolicy.NONE else None
     alone = smt if smt and smt.value in OWN_CORES and not policy else None

@@ -24,7 +24,7 @@ _EXPECTED: Final = (
 
 
 class IrqPolicy(str):
-    """A validated value of `irq-policy`; the constructor raises ValueError for an invalid one, as an enumeration does."""
+    """A validated value of `irq-policy`; the constructor raises ValueError for an invalid value, as an enum does."""
 
     __slots__ = ()
 

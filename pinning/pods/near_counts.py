@@ -1,4 +1,4 @@
-"""Extended resources that count the CPUs beside devices, by the names of the devices' resources. Pure."""
+"""Extended resources that count the CPUs near devices, by the names of the devices' resources. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pinning.pods.resources import Member
 
 MOST_KINDS: Final = 16  # device resources whose near CPUs are counted for one container
-MOST_NEAR: Final = 256  # resources of a node that count CPUs beside devices
+MOST_NEAR: Final = 256  # resources of a node that count CPUs near devices
 LONGEST_NAME: Final = 63  # characters that the API server allows after the slash
 LONGEST_DOMAIN: Final = 253
 _DIGEST: Final = 10  # number of hexadecimal digits
@@ -27,10 +27,11 @@ _RESOURCE: Final = re.compile(
 
 
 def near_resource(resource: str) -> str:
-    """Return the resource that counts the CPUs beside devices of `resource`; empty if it has none.
+    """Return the resource that counts the CPUs near devices of `resource`; empty if there is none.
 
-    `nvidia.com/gpu` gives `near.corepin.io/nvidia.com.gpu`. A name that would be too long for the API server is cut, and
-    a digest of the whole name is added. Two resources may share a name (`a.b/c.d` and `a.b.c/d`): they are counted together.
+    `nvidia.com/gpu` gives `near.corepin.io/nvidia.com.gpu`. A name that would be too long for the API server is cut,
+    and a digest of the whole name is added. Two resources with the same result (`a.b/c.d` and `a.b.c/d`) are counted
+    together.
     """
     domain = resource.partition("/")[0]
     if len(domain) > LONGEST_DOMAIN or not is_foreign(resource) or not _RESOURCE.fullmatch(resource):
@@ -45,7 +46,7 @@ def near_resource(resource: str) -> str:
 def device_resources(having: Iterable[Member]) -> tuple[str, ...]:
     """Return the resources of the devices that containers have, sorted.
 
-    The kubelet names no devices of an ordinary init container: it is placed beside those of all containers of its pod.
+    The kubelet names no devices of an ordinary init container, which is placed near those of all containers of its pod.
     """
     return tuple(
         sorted(
@@ -60,10 +61,10 @@ def device_resources(having: Iterable[Member]) -> tuple[str, ...]:
 
 
 def near_counts(rooms: Mapping[str, int]) -> dict[str, int]:
-    """Return the CPUs that are free beside the free devices of each resource, by the name of the resource that counts them.
+    """Return the number of free CPUs near each resource's free devices, by the name of the resource that counts them.
 
-    Without such a number the scheduler places no pod that requests it, and a restarting kubelet ignores the request.
-    Names come from the kubelet alone, because a pod may request any number of them. If there are more than
+    Without a published number the scheduler places no pod that requests the resource, and a restarting kubelet ignores
+    the request. Names come from the kubelet alone, because pods may request any number of names. If there are more than
     MOST_NEAR resources, only the first ones by name are counted, because the size of a Node and the number of
     resources that admission policies read are limited.
     """

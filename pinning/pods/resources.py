@@ -65,12 +65,12 @@ class Member(_Placed):
 
     @lazy
     def limits(self) -> ResourceList:
-        """Return the readable limits of the resources that are read."""
+        """Return the valid limits of CPU, memory and the extended resources that corepin counts."""
         return _readable((self.container.get("resources") or {}).get("limits"))
 
     @lazy
     def requests(self) -> ResourceList:
-        """Return the readable requests of the resources that are read; an absent one counts as equal to the limit."""
+        """Return the valid requests of these resources; an absent request is equal to the limit."""
         resources = self.container.get("resources") or {}
         requested = resources.get("requests")
         if requested == resources.get("limits"):
@@ -208,9 +208,9 @@ def _amount(value: RawQuantity | None) -> Fraction:
 
 
 def count_devices(container: Container) -> int:
-    """Return how many extended resources of other programs, as device plugins have, a container's limits ask for.
+    """Return the number of extended resources of other programs, such as device plugins, in a container's limits.
 
-    `DEVICES` stands for as many as its amount.
+    If the limits have `DEVICES`, its amount is that number.
     """
     limits = (container.get("resources") or {}).get("limits") or {}
     number = limits.get(DEVICES)
@@ -218,7 +218,7 @@ def count_devices(container: Container) -> int:
 
 
 def count_foreign(amounts: Mapping[str, RawQuantity | None]) -> int:
-    """Return how many extended resources of other programs have an amount; of very many names the first are read."""
+    """Return the number of other programs' extended resources with an amount; at most MOST_DEVICES names are read."""
     named = (amounts[name] or 0 for name in islice(filter(is_foreign, amounts), MOST_DEVICES))
     return sum(is_quantity(amount) and parse_quantity(amount) > 0 for amount in named)
 

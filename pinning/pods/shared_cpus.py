@@ -1,4 +1,4 @@
-"""Causes and warnings about the shared set beside exclusive CPUs (`shared-cpus` annotations). Pure."""
+"""Causes and warnings about containers that use the shared set in addition to exclusive CPUs (`shared-cpus`). Pure."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def misplaced(
 ) -> Iterator[Cause]:
     """Yield a refusal for each `shared-cpus` annotation of a container that is not exclusive or in a virtual machine.
 
-    `machine` is the reason for a virtual machine, else empty. A container that names ResourceClaims may be exclusive: the
-    pod does not say what these are for.
+    `machine` says why the pod's threads are in a virtual machine; empty if they are not. A container that names
+    ResourceClaims may be exclusive, because the pod does not say what these are for.
     """
     may_own = frozenset(exclusive) | names_claims(members)
     for annotation in (policies.shared.pod, *policies.shared.containers.values()):
         if annotation is None or annotation.value is not Switch.TRUE:
             continue
         if machine:
-            message = f"{annotation.value} cannot be: {machine}; {REMOVE}"
+            message = f"{annotation.value} is not possible: {machine}; {REMOVE}"
             yield Cause(annotation.field, message, flaw=("shared vm", annotation.key))
         elif annotation is policies.shared.pod:
-            yield from _nobody(annotation, members, may_own)
+            yield from _none_exclusive(annotation, members, may_own)
         elif (name := annotation.key.partition(CONTAINER_SCOPE)[2]) not in may_own:
             yield _not_exclusive(annotation, name, members, policies)
 
@@ -56,7 +56,7 @@ def unlimited(
 ) -> Iterator[Cause]:
     """Warn about containers whose CPU limit is not enforced.
 
-    Its helpers on the shared set would use up the quota and throttle the threads on exclusive CPUs.
+    Their helper threads on the shared set would use up the quota, which throttles the threads on exclusive CPUs.
     """
     for member in members:
         annotation = policies.shared.of(member.name)
@@ -74,7 +74,7 @@ def unshared(
     exclusive: Collection[str],
     filled: Collection[str],
 ) -> Iterator[Cause]:
-    """Warn about containers that run in the pool of their pod because a LimitRange filled in their limit."""
+    """Warn that containers get no shared set, because a LimitRange filled in their limit and they run in a pool."""
     for member in members:
         annotation = policies.shared.of(member.name)
         is_used = annotation is policies.shared.pod and bool(exclusive)
@@ -87,7 +87,7 @@ def unshared(
             yield Cause(annotation.field, message, flaw=("shared pool", annotation.key, member.name))
 
 
-def _nobody(
+def _none_exclusive(
     annotation: PolicyAnnotation[Switch], members: Sequence[Member], exclusive: Collection[str]
 ) -> Iterator[Cause]:
     if not exclusive:
@@ -105,7 +105,7 @@ def _not_exclusive(
     member = next(member for member in members if member.name == name)
     policy = policies.cpu.of(name)
     has = f"its CPU policy is {policy.value}" if policy else f"it has {stated(member)} and no CPU policy"
-    message = f"container {member.called} has no exclusive CPUs beside which to use the shared set ({has})"
+    message = f"container {member.called} has no exclusive CPUs, so it cannot use the shared set in addition ({has})"
     return Cause(
         annotation.field, f"{message}: make it exclusive, or {REMOVE}", flaw=("shared idle", annotation.key)
     )

@@ -121,7 +121,7 @@ class Projected(TypedDict, total=False):
 
 
 class Volume(TypedDict, total=False):
-    """One volume of a pod, with the kinds of sources that corepin or the API server adds, and with mounts of the host."""
+    """One volume of a pod, with the sources that corepin or the API server adds, and with mounts of the host."""
 
     name: str
     hostPath: HostPath | None

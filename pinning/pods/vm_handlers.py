@@ -1,4 +1,4 @@
-"""Runtime handlers and classes that start virtual machines (Kata), where a container's cpuset is in the guest."""
+"""Runtime handlers and classes that start virtual machines (Kata), so that containers run inside a guest."""
 
 from __future__ import annotations
 

@@ -33,9 +33,11 @@ KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
 
 
 def uncounted(member: Member) -> Iterator[Cause]:
-    """Warn about a CMK resource that is ignored beside another."""
+    """Warn about a CMK resource that is ignored, because the container also requests the other one."""
     for other in member.cores[1:]:
-        message = f"is not counted beside {member.cores[0]}; remove one of the two"
+        message = (
+            f"is not counted, because the container also requests {member.cores[0]}; remove one of the two"
+        )
         yield Cause(f"{member.path}.resources.requests[{other}]", message)
 
 
@@ -98,7 +100,7 @@ def _without_devices(
 ) -> Iterator[Cause]:
     """Warn about `device-policy: require` for containers that claim CPUs and name no devices.
 
-    An ordinary init container is placed beside the devices of the pod's other containers.
+    An ordinary init container is placed near the devices of the pod's other containers.
     """
     having = {member.name for member in listed if count_devices(member.container)}
     without = [
@@ -141,10 +143,10 @@ def beside_claims(
     claiming: Collection[str],
     budget: object,
 ) -> Iterator[Cause]:
-    """Warn about CPU requests beside ResourceClaims, which are not followed if a claim is for CPUs.
+    """Warn about containers with ResourceClaims: their CPU policies are not followed if a claim is for CPUs.
 
-    The pod does not say what these claims are for. A count that repeats the claim, as in KubeVirt's launchers and in
-    pods with a budget, is no additional request.
+    The pod does not say what these claims are for. In KubeVirt's launchers and in pods with a budget the CPU count
+    repeats the claim, so that there is no warning about it.
     """
     having = names_claims(listed)
     members = {member.name: member for member in listed if member.name in having}

@@ -142,7 +142,7 @@ def refusal(planned: Plan) -> Refusal:
             required("2", smt="isolate"),
             [2],
             "9",
-            "NotNear: wanted 2 wholly free cores beside nvidia.com/gpu on NUMA node 2, found 1, and 1 beside"
+            "NotNear: wanted 2 wholly free cores beside nvidia.com/gpu on NUMA node 2, found 1, and 1 with"
             " busy siblings: ask for at most 1, choose smt-policy prefer, choose device-policy prefer"
             " or wait until a container frees some",
         ),
@@ -158,7 +158,7 @@ def refusal(planned: Plan) -> Refusal:
             [1, 2],
             "",
             "NotNear: wanted 1 CPU beside example.com/nic on NUMA node 2 and nvidia.com/gpu on NUMA node 1,"
-            " too few for 2 places: ask for at least 2 or choose device-policy prefer",
+            " too few for 2 groups of devices: ask for at least 2 or choose device-policy prefer",
         ),
         "nothing beside one of two": (
             required("3"),

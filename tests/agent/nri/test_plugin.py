@@ -245,7 +245,7 @@ def test_owner_waits_for_a_container_of_a_stale_table() -> None:
     assert node.cpus(B) == "0-7"
     node.world.add("uid-a", [WHOLE])
     node.publish()
-    with pytest.raises(Reject, match="others still run on its CPUs 1,5"):
+    with pytest.raises(Reject, match="other containers still run on its CPUs 1,5"):
         node.cpus(A)
 
     node.world.start("uid-b", "c0")

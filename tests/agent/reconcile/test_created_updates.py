@@ -116,7 +116,7 @@ def test_pass_follows_an_update_of_a_created_container(node: FakeNode) -> None:
         trigger = node.agent.trigger
         trigger.clear()
         await node.agent.reconciler.run_pass()
-        assert watch.create("a").startswith("others still run on its CPUs 1,5")
+        assert watch.create("a").startswith("other containers still run on its CPUs 1,5")
         assert not requested(node)
         node.runtime.gate.set()
         await settle()

@@ -125,7 +125,7 @@ def test_iothreads_are_counted_as_kubevirt_does(
         "parity-of-an-odd-pool": (
             vmi("cores: 3, isolateEmulatorThread: true", POOL % 1, PARITY),
             "prefer",
-            "wanted 2 CPUs for the emulator, found 1 beside 3 vCPUs",
+            "wanted 2 CPUs for the emulator, found 1 besides 3 vCPUs",
         ),
         "threads-under-isolate": (
             vmi("cores: 1, threads: 2"),

@@ -221,7 +221,7 @@ def test_reusable_cpus_decide_between_nodes() -> None:
         ),
         case(
             "0-3,6", 4, REQUIRE, PACKED,
-            "wanted 4 CPUs on wholly free cores, found 2, and 3 beside busy siblings: ask for at most 2"
+            "wanted 4 CPUs on wholly free cores, found 2, and 3 with busy siblings: ask for at most 2"
             " or choose smt-policy prefer",
             id="require",
         ),

@@ -118,9 +118,9 @@ def test_emulator_of_kubevirt(cpus: str, vcpus: int, emulator: str, *, parity: b
 @table(
     "cpus, vcpus, parity, message",
     {
-        "none": ("5-6", 2, False, "wanted 1 CPU for the emulator, found 0 beside 2 vCPUs"),
-        "none-odd": ("5-7", 3, True, "wanted 1 CPU for the emulator, found 0 beside 3 vCPUs"),
-        "no-second": ("5-7", 2, True, "wanted 2 CPUs for the emulator, found 1 beside 2 vCPUs"),
+        "none": ("5-6", 2, False, "wanted 1 CPU for the emulator, found 0 besides 2 vCPUs"),
+        "none-odd": ("5-7", 3, True, "wanted 1 CPU for the emulator, found 0 besides 3 vCPUs"),
+        "no-second": ("5-7", 2, True, "wanted 2 CPUs for the emulator, found 1 besides 2 vCPUs"),
     },
 )
 def test_emulator_without_room(cpus: str, vcpus: int, message: str, *, parity: bool) -> None:
@@ -187,9 +187,9 @@ def test_pool_of_iothreads(count: int, pins: list[str], emulator: str, *, parity
 
 def test_pool_without_room() -> None:
     """A pool that gets too few CPUs is refused; so is the even sum for which KubeVirt sizes its pod too small."""
-    with pytest.raises(NotEnoughCPUs, match="wanted 2 CPUs for I/O threads, found 1 beside 2 vCPUs"):
+    with pytest.raises(NotEnoughCPUs, match="wanted 2 CPUs for I/O threads, found 1 besides 2 vCPUs"):
         place_vcpus(PAIRS, {0, 1, 16}, GuestTopology(1, 2, 1), iothreads=2, iothreads_policy=POOL)
-    with pytest.raises(NotEnoughCPUs, match="wanted 2 CPUs for the emulator, found 1 beside 3 vCPUs"):
+    with pytest.raises(NotEnoughCPUs, match="wanted 2 CPUs for the emulator, found 1 besides 3 vCPUs"):
         place_vcpus(
             PAIRS,
             range(5),

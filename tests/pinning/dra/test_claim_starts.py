@@ -46,7 +46,7 @@ def test_container_of_a_pod_that_is_not_shown_is_known_by_its_cdi_device() -> No
     assert start == Start(CPUSet([1, 5]), CPUSet([1, 5]))
     busy = table.start(A, claims=False, cdi_devices=[device], busy=CPUSet([5]))
     assert isinstance(busy, str)
-    assert "others still run on its CPUs 5" in busy
+    assert "other containers still run on its CPUs 5" in busy
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ CONFIG = [{"source": "FromClaim", "opaque": {"driver": "cpu.corepin.io", "parame
         (document("cpu"), "an item of status.allocation.devices.results is not an object: 'cpu'"),  # type: ignore[arg-type]
         (
             document(allocation={"devices": {"results": [result()], "config": CONFIG}}),
-            "parameters for driver cpu.corepin.io are not known: remove them",
+            "driver cpu.corepin.io has no parameters: remove them",
         ),
     ],
 )

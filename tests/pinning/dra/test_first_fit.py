@@ -46,7 +46,7 @@ def test_first_device_with_room_is_allocated(wanted: int, consumed: dict[str, in
             7,
             {},
             "no device of this node has room for 7 CPUs, free are 4 on cpudevnuma000, 6 on cpudevnuma001: ask for at most 6,"
-            " or by several requests, because a request has CPUs of one device",
+            " or by several requests, because a request gets CPUs of a single device",
         ),
         (
             11,

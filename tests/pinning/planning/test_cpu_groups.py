@@ -54,7 +54,7 @@ def test_the_label_counts_and_then_the_last_start(
         ),
         pytest.param(
             *(None, "gone", "NoGroupConfiguration"),
-            "the last start took group gone (the API server does not say the label now), but the agents' ConfigMap",
+            "the last start took group gone (the label cannot be read from the API server now), but the agents' ConfigMap",
             id="key removed while the API server is away",
         ),
         pytest.param(

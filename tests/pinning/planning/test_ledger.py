@@ -139,7 +139,7 @@ SETS = node_sets(smt_machine(4), smt_machine(4).online, DEFAULT)  # cores 0,4 (r
         "half a core": (held(entry("a", "1", smt=SMTPolicy.REQUIRE)), "CPUs 5 are siblings"),
         "isolate on siblings": (
             held(entry("a", "1,5", smt=SMTPolicy.ISOLATE)),
-            "CPUs 1,5 are one core, and isolate",
+            "CPUs 1,5 are of one core, of which smt-policy isolate",
         ),
         "masks that say something else": (
             Ledger({"a": (entry("a", "1"),)}),

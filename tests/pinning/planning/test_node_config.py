@@ -184,7 +184,7 @@ def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
         pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
         pytest.param(
             {"noise": {"interrupts": -1}},
-            "noise.interrupts: -1 .*in a second from 0 to 1000000000",
+            "noise.interrupts: -1 .*per second from 0 to 1000000000",
             id="negative rate",
         ),
         pytest.param({"noise": {"softirqs": float("nan")}}, "noise.softirqs: nan is not", id="no number"),

@@ -101,7 +101,7 @@ def test_prefer_is_advised_only_where_it_helps(wish: Wish, advised: bool) -> Non
     node.run_all()
     node.add("b", [wish])
     (refusal,) = node.plan().refusals
-    assert "found 1, and 1 beside busy siblings: ask for at most 1" in refusal.message
+    assert "found 1, and 1 with busy siblings: ask for at most 1" in refusal.message
     assert ("choose smt-policy prefer" in refusal.message) is advised
 
 

@@ -92,7 +92,7 @@ def test_refused_claim_that_need_not_fit_starts_in_the_shared_set() -> None:
         pytest.param(EXCLUSIVE, Start(cpus("0,2-4,6-7")), id="exclusive"),
         pytest.param(
             WHOLE,
-            "others still run on its CPUs 1,5, and leave them now; the kubelet tries again",
+            "other containers still run on its CPUs 1,5, and are leaving them; the kubelet tries again",
             id="require",
         ),
     ],

@@ -51,13 +51,13 @@ def test_cores_of_cmk_have_it_too() -> None:
         "not eligible": (
             {**EXCLUSIVE, SIDE: "true"},
             SIDE,
-            "container side has no exclusive CPUs beside which to use the shared set"
+            "container side has no exclusive CPUs, so it cannot use the shared set in addition"
             " (its CPU policy is exclusive): make it exclusive, or remove shared-cpus.corepin.io",
         ),
         "share": (
             {CPU_MANAGER: "share", MAIN: "true"},
             MAIN,
-            "container main has no exclusive CPUs beside which to use the shared set"
+            "container main has no exclusive CPUs, so it cannot use the shared set in addition"
             " (its CPU policy is share): make it exclusive, or remove shared-cpus.corepin.io",
         ),
         "no policy": ({MAIN: "true"}, MAIN, "and no CPU policy)"),
@@ -85,7 +85,7 @@ def test_virtual_machines_cannot_have_it() -> None:
     for document, why in ((kata, "in a Kata guest"), (machine, "the threads of a virtual machine")):
         read = read_pod(document)
         (cause,) = (cause for cause in read.causes if cause.field == f"metadata.annotations[{POD}]")
-        assert cause.message.startswith(f"true cannot be: {why}")
+        assert cause.message.startswith(f"true is not possible: {why}")
         assert not any(claim.shared_cpus for claim in read.claims)
 
 

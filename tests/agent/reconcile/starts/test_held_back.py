@@ -61,7 +61,7 @@ def test_pod_is_held_back_until_others_have_left_its_cpus(
     node.runtime.gate = gate = asyncio.Event()
     node.add("a", CORE)
     run_without_drain(node)
-    assert "others still run on its CPUs" in watch.create("a")
+    assert "other containers still run on its CPUs" in watch.create("a")
     pod = pod_of(state := run_without_drain(node))
     assert (pod.was_rejected, pod.is_held_back) == (True, True)
     assert bool(container(state, "a").intruders) is (fault == "not written")
@@ -96,7 +96,7 @@ def test_pod_beside_a_conflict_is_held_back(node: FakeNode, watch: FakeWatch) ->
         node.run()
         node.cpusets[node.cgroup(other)] = CPUSet.parse("0-7")
     node.run()
-    assert "others still run on its CPUs" in watch.create("a")
+    assert "other containers still run on its CPUs" in watch.create("a")
     state = node.run()
     assert state.conflicts
     assert pod_of(state).is_held_back

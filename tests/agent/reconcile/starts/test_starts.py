@@ -86,7 +86,7 @@ def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch)
     node.add("a", WHOLE)
     node.cgroups.errors[node.cgroup(other)] = node.runtime.errors[other] = Refused("EACCES")
     node.run()
-    assert "others still run on its CPUs 1,5" in watch.create("a")
+    assert "other containers still run on its CPUs 1,5" in watch.create("a")
 
     node.cgroups.errors.clear()
     node.runtime.errors.clear()
@@ -113,7 +113,7 @@ def test_cpus_are_busy_while_a_created_container_may_still_start_there(
         await node.run_pass()
         return early
 
-    assert "others still run on its CPUs 1,5" in node.runner.run(story())
+    assert "other containers still run on its CPUs 1,5" in node.runner.run(story())
     assert watch.create("a") in node.containers
 
 
