@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5)
 
-# Outcomes and reasons for whose increase there are alerts. They are exported as 0 from the start, because Prometheus
-# sees no increase in a counter that begins with 1, so that the first event would raise no alert.
+# Outcomes and reasons that alerts watch. They are exported as 0 from the start, because Prometheus sees no increase in
+# a counter that begins with 1, so that the first event would raise no alert.
 ALERTED: Final = (("failed", "bug"), ("unreadable", "malformed"))
 
 # Gauges with a callback, and their help texts.
@@ -87,7 +87,7 @@ class NodeMeter:
 
 
 class ReviewMeter:
-    """Counts of one endpoint's reviews, as plain numbers of one thread: prometheus-client's locks cost 4 us."""
+    """Counts of one endpoint's reviews, for one thread only; the locks of prometheus-client would cost 4 us."""
 
     def __init__(self, metrics: Metrics, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -105,7 +105,7 @@ class ReviewMeter:
 
 
 class _Reviews(Collector):
-    """Collector of the meters' counts at each scrape."""
+    """Prometheus collector that exports the counts of all review meters."""
 
     def __init__(self) -> None:
         self.meters: list[ReviewMeter] = []

@@ -51,7 +51,10 @@ def test_the_users_wrong_count_is_refused_though_corepin_is_called_again(registe
     outcome = cluster.create(meshed(both, {}, {SMT: "isolate"}, **{ISOLATED_CORES: "1"}))
     assert cluster.webhook.reviews(endpoint="mutate") == before + 2
     assert outcome.fields == [f"spec.containers[0].resources.requests[{ISOLATED_CORES}]"], outcome.stderr
-    assert "remove it from requests and limits, corepin sets it where it is counted" in outcome.stderr
+    assert (
+        "remove it from requests and limits; if the configuration has it counted, corepin adds it"
+        in outcome.stderr
+    )
 
 
 def test_a_later_sidecar_with_a_limit_above_the_budget_is_refused_by_the_api_server(

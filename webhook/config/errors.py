@@ -1,4 +1,4 @@
-"""Error messages for operators' files, translated from msgspec: key, value, expectation and remedy."""
+"""Error messages for operators' files, translated from msgspec's; each has key, value, expectation and remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _unknown(path: str, key: str, value: object, expected: inspect.Type | None) 
 
 
 def _remedy(why: str, value: object, expected: inspect.Type | None) -> str:
-    """Return the remedy: the expected values, or quotes for text that YAML reads as another type."""
+    """Return the remedy: write a value of the expected type, or quote a text that YAML reads as another type."""
     expectation = why.replace("`", "")
     expectation = expectation[:1].lower() + expectation[1:]
     if isinstance(expected, inspect.StructType) and expectation.startswith("expected object"):

@@ -1,8 +1,8 @@
 """CMK's mutations file: additions to every pod (`perPod`) and to each of its containers (`perContainer`).
 
-The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. A file is loaded once per change.
-Loading makes all mounts of host directories read-only, and takes the service account out of the additions, because it
-may only replace the default account.
+The format is that of CMK's `resources/webhook/cmk-webhook-configmap.yaml`. Loading makes all mounts of host
+directories read-only. It keeps the service account apart from the other additions, because the webhook sets it only in
+pods that name no account.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from webhook.config.settings import parse_yaml
 Fragment = dict[str, Any]
 Shape = TypeVar("Shape")
 
-# Members that the partial types of a review have; for a file with other members the webhook decodes whole objects.
+# Members that the partial types of new pods have. For a file with other members, the webhook decodes whole pods.
 _TYPED_META: Final = frozenset({"annotations"})
 _TYPED_SPEC: Final = frozenset({"tolerations", "volumes", "nodeSelector"})
 _TYPED_CONTAINER: Final = frozenset({"env", "volumeMounts"})
@@ -49,7 +49,7 @@ class Mutations:
     per_pod: Fragment
     per_container: Fragment
     service_account: str | None = None
-    host_paths: dict[str, str] = field(default_factory=dict)  # directory of the host, by name of the volume
+    host_paths: dict[str, str] = field(default_factory=dict)  # host directory by volume name
 
     @cached_property
     def volumes(self) -> frozenset[str]:
@@ -58,7 +58,7 @@ class Mutations:
 
     @cached_property
     def mount_paths(self) -> dict[str, frozenset[str]]:
-        """Return the mount paths of each host directory by volume name; without directories that are not mounted."""
+        """Return the mount paths of each mounted host directory, by volume name."""
         paths: dict[str, set[str]] = {}
         for mount in self.per_container.get("volumeMounts", ()):
             if mount["name"] in self.host_paths:
@@ -66,7 +66,7 @@ class Mutations:
         return {name: frozenset(found) for name, found in paths.items()}
 
     def per_pod_without(self, volumes: frozenset[str]) -> Fragment:
-        """Return the additions to a pod without these volumes."""
+        """Return the additions to a pod, leaving out these volumes."""
         if not volumes:
             return self.per_pod
         spec = dict(self.per_pod.get("spec", {}))
@@ -81,7 +81,7 @@ class Mutations:
 
     @cached_property
     def annotations(self) -> frozenset[str]:
-        """Return the names of a pod's annotations that affect the additions, besides corepin's policies."""
+        """Return the annotations of a pod that affect the answer, besides those for policies, NRI and CRI-O."""
         added = self.per_pod.get("metadata", {}).get("annotations", {})
         return frozenset({CMK_MUTATE, MIRROR_POD, LIMIT_RANGER, FILLED_IN, POD_BUDGET, *added})
 
@@ -99,7 +99,7 @@ class Mutations:
 
     @cached_property
     def is_typed(self) -> bool:
-        """Return whether the partial types of `pinning.pods.types` have all members that merging this file compares."""
+        """Return whether the partial types of new pods have all members that this file adds to."""
         metadata, spec = self.per_pod.get("metadata", {}), self.per_pod.get("spec", {})
         return (
             metadata.keys() <= _TYPED_META
@@ -149,7 +149,7 @@ def _refuse_misplaced(per_pod: Fragment, per_container: Fragment) -> None:
     for what in ("name", "image"):
         if what in per_container:
             raise BadContract(
-                f"mutations file: perContainer.{what} would replace every container's: remove it"
+                f"mutations file: perContainer.{what} would replace the {what} of every container: remove it"
             )
     for where, entries, keys in (
         ("perPod.spec.volumes", (per_pod.get("spec") or {}).get("volumes"), ("name",)),
@@ -185,7 +185,7 @@ def _made_safe(per_pod: Fragment, per_container: Fragment) -> Mutations:
     container = _without_nulls(per_container)
     for mount in container.get("volumeMounts", ()):
         if mount["name"] in host_paths:
-            mount["readOnly"] = True  # root in a pod could otherwise replace host files that others execute
+            mount["readOnly"] = True  # otherwise root in a pod could replace files that other pods execute
     return Mutations({"metadata": metadata, "spec": spec}, container, service_account, host_paths)
 
 

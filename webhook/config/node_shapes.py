@@ -1,7 +1,7 @@
-"""Node shapes (threads per core, cores, memory) of the cluster, from the topology that agents publish.
+"""Node shapes (number of cores, threads per core) of the cluster, from the topology that agents publish.
 
-The node watch writes them; the reload of the configuration reads them like a file. So a review sees them only as a
-part of one consistent configuration.
+The node watch updates them, and the reload of the configuration reads them like a file, so that each review uses one
+consistent revision of configuration and node shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from webhook.metrics import NodeMeter
 
-# Characters of an annotation; that of the largest known machine, with 896 CPUs, has 23 kB.
+# Most characters of an annotation; the largest known machine, with 896 CPUs, has one of 23 kB.
 LONGEST_TEXT: Final = 64 * 1024
 TEXTS_KEPT: Final = 32  # annotation texts whose shapes are cached; nodes of one kind have the same text
 WHY_LIMIT: Final = 200
@@ -33,10 +33,10 @@ _shapes = msgspec.json.Decoder(tuple[NodeShape, ...])
 
 
 class CoreShape(NamedTuple):
-    """The numbers by which a claim is checked against a node, as if the node were empty."""
+    """The cores of a node, against which claims are checked as if the node were empty."""
 
-    threads: int  # threads of the core that has most of them
-    cores: int
+    threads: int  # most online threads of one core
+    cores: int  # number of cores with an online CPU
 
 
 class NodeShapes:
@@ -47,7 +47,9 @@ class NodeShapes:
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
         self._machines: dict[str, CoreShape] = {}
-        self._refused: dict[str, int] = {}  # hash of each node's refused text, so that it is logged once
+        self._refused: dict[
+            str, int
+        ] = {}  # hash of each node's invalid annotation, so that it is logged once
         self._written = _encode(())
 
     def read(self) -> bytes:
@@ -55,13 +57,13 @@ class NodeShapes:
         return self._written
 
     def replace(self, nodes: Mapping[str, CoreShape | None]) -> None:
-        """Replace the annotations of all nodes, by name; None for a node without one."""
+        """Replace the shapes of all nodes, by node name; None for a node without a valid annotation."""
         self._machines = {name: machine for name, machine in nodes.items() if machine}
         self._refused = {name: mark for name, mark in self._refused.items() if name in nodes}
         self._write()
 
     def update(self, name: str, text: str | None) -> None:
-        """Replace the annotation of one node; None if it has none any more."""
+        """Replace the shape of one node by the one in its annotation `text`; None or an invalid text removes it."""
         machine = self.machine_of(name, text)
         self._meter.ignored.set(len(self._refused))
         if machine == self._machines.get(name):
@@ -107,15 +109,15 @@ def load_shapes(written: bytes) -> tuple[NodeShape, ...]:
 
 
 def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
-    """Return the distinct node shapes, named after their first node: the largest for each number of threads per core.
+    """Return the largest node shape for each number of threads per core, named after the first node that has it.
 
-    A claim that fits no largest node fits no smaller one. Each number of threads is kept, because whole cores are
-    counted only if it is the same on all nodes.
+    A claim that does not fit the largest shape fits no smaller one. Each number of threads per core is kept, because
+    whole cores are counted only if all nodes have the same number.
     """
     first: dict[CoreShape, str] = {}
     for name in sorted(machines):
         first.setdefault(machines[name], name)
-    # The largest shape for each number of threads.
+    # In ascending order, so that the shape with the most cores remains for each number of threads.
     largest = {machine.threads: machine for machine in sorted(first)}
     return tuple(
         NodeShape(name=f"node {first[machine]}", cores=machine.cores, threads_per_core=threads)
@@ -125,13 +127,13 @@ def kinds(machines: Mapping[str, CoreShape]) -> tuple[NodeShape, ...]:
 
 @lru_cache(maxsize=TEXTS_KEPT)
 def read_core_shape(text: str) -> CoreShape:
-    """Return the shape in an annotation `status.corepin.io/topology`; raise AnotherVersion or BadTopology otherwise."""
+    """Return the shape in an annotation `status.corepin.io/topology`; raise AnotherVersion or BadTopology."""
     if len(text) > LONGEST_TEXT:
-        raise BadTopology(f"{len(text)} characters are more than the {LONGEST_TEXT} of any topology")
+        raise BadTopology(f"it has {len(text)} characters, and no topology has more than {LONGEST_TEXT}")
     topology = decode_topology(text)
     running = [len(topology.online_cpus_of(core)) for core in topology.cores]
     if not any(running):
-        raise BadTopology("none of its cores is online")
+        raise BadTopology("no core is online")
     if sum(len(core.cpus) for core in topology.cores) != len(topology.cpus):
-        raise BadTopology("a CPU belongs to two of its cores")
+        raise BadTopology("a CPU belongs to two cores")
     return CoreShape(threads=max(running), cores=sum(1 for width in running if width))

@@ -38,7 +38,7 @@ USER_AGENT: Final = "corepin-webhook"
 NODES: Final = "/api/v1/nodes"
 PAGE: Final = 100  # nodes of one page: about 600 kB, decoded in a millisecond between two reviews
 WATCH_SECONDS: Final = (300, 600)
-LONGEST_LINE: Final = 4 * 2**20  # bytes of one line; an object has 3 MB at most
+LONGEST_LINE: Final = 4 * 2**20  # bytes of one event; an object has 3 MB at most
 SHORTEST_WATCH: Final = 10.0  # duration in seconds; after a shorter watch the next list is delayed
 SHORTEST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds between retries
 
@@ -58,7 +58,7 @@ _node = msgspec.json.Decoder(_Node)
 
 
 def mounted_account(directory: Path, environ: Mapping[str, str]) -> Access:
-    """Return the access of the account mounted at a directory; raise `Unusable` outside of a pod."""
+    """Return API server and credentials of the service account mounted at a directory, or raise `Unusable`."""
     try:
         access = Access.in_cluster(environ, directory)
     except Unavailable as error:

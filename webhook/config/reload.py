@@ -117,14 +117,14 @@ class Watched(Generic[T]):
     def _replace(self, contents: Contents) -> None:
         try:
             value = self._build(contents)
-        except Exception as error:  # noqa: BLE001 - a bug in building must not stop what serves; it is logged
+        except Exception as error:  # noqa: BLE001 - a bug in `build` is logged and must not end the process
             self._judge_again_or_keep(contents, error)
             return
         if self._is_still(contents):
             self._adopt(contents, value)
 
     def _judge_again_or_keep(self, contents: Contents, error: Exception) -> None:
-        """Keep the old value; if the files changed during the read, let the next refresh validate them again."""
+        """Keep the old value; if the files have changed since, let the next refresh validate them again."""
         if self._is_still(contents):
             self._keep(contents, error)
 
@@ -146,7 +146,10 @@ class Watched(Generic[T]):
         self._seen = contents
         number = self.current().number
         self._meter.adopted(number)
-        logger.info("files are as before", extra={"facts": {"files": self._name, "generation": number}})
+        logger.info(
+            "files have again the contents in use",
+            extra={"facts": {"files": self._name, "generation": number}},
+        )
 
     def _keep(self, seen: Contents | str, error: Exception) -> None:
         if seen == self._seen:

@@ -26,7 +26,7 @@ class _Frozen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="c
 
 
 class SidecarResources(_Frozen, frozen=True):
-    """Requests and limits for a container without any (KubeVirt's values for hook sidecars)."""
+    """Requests and limits for sidecars that state none; the defaults are KubeVirt's for hook sidecars."""
 
     cpu: RawQuantity = SIDECAR_CPU
     memory: RawQuantity = SIDECAR_MEMORY
@@ -40,7 +40,7 @@ class GateResources(_Frozen, frozen=True):
 
 
 class NodeShape(_Frozen, frozen=True):
-    """One kind of node of the cluster, as the checks of `require`, `isolate` and `bind` need it."""
+    """One kind of node, for the checks of `smt-policy` require and isolate, and of `numa-memory` bind."""
 
     name: str
     cores: Count  # number of physical cores
@@ -62,7 +62,7 @@ class KubeVirt(_Frozen, frozen=True):
     rollout_strategy: Literal["LiveUpdate", "Stage"] = "LiveUpdate"
     max_cpu_sockets: Count | None = None
     cpu_request: RawQuantity = "100m"
-    # The gate AlignCPUs is on, and the KubeVirt object has the even-parity annotation.
+    # Whether KubeVirt's feature gate AlignCPUs is on, and the KubeVirt object has the even-parity annotation.
     even_parity: bool = False
 
 
@@ -72,15 +72,15 @@ class Settings(_Frozen, frozen=True):
     feature_gates: str = msgspec.field(name="feature-gates", default=f"{GATE_SIDECAR},{GATE_CPU_MANAGER}")
     sidecar_limits: Literal["launcher", "claims", "off"] = "launcher"
     sidecar_resources: SidecarResources = SidecarResources()
-    isolated_cores: bool = True  # count idle siblings in corepin.io/isolated-cores
-    whole_cores: bool = True  # count the cores of `require` in corepin.io/whole-cores, if `threads` is known
+    isolated_cores: bool = True  # count the cores of `isolate` in corepin.io/isolated-cores
+    whole_cores: bool = True  # count those of `require` in corepin.io/whole-cores, unless `threads` is None
     # Count the CPUs of `numa-policy: single` in corepin.io/numa-cpus.
     numa_cpus: bool = msgspec.field(name="numaCPUs", default=False)
-    # count the CPUs that `device-policy: require` takes beside devices, except for device resources that match
-    # `near_ignore`
+    # Count the CPUs that `device-policy: require` takes near devices, except for device resources that match
+    # `near_ignore`.
     near_cpus: bool = msgspec.field(name="nearCPUs", default=False)
     near_ignore: Annotated[tuple[Pattern, ...], Meta(max_length=100)] = ()
-    gate: bool = False  # pods with claims that must fit wait until their CPUs are assigned
+    gate: bool = False  # delay pods with claims that must fit until their CPUs are assigned
     gate_image: str = ""
     gate_resources: GateResources = GateResources()
     required_plugins: bool = False  # make NRI's default validator require the agent's plugin for pods
@@ -94,12 +94,12 @@ class Settings(_Frozen, frozen=True):
 
     @property
     def threads_per_core(self) -> tuple[int, ...]:
-        """Threads per core of every configured node shape; empty if no node is known."""
+        """Threads per core of every node shape, configured or watched; empty if there is none."""
         return tuple(shape.threads_per_core for shape in self.node_shapes)
 
     @property
     def threads(self) -> int | None:
-        """The threads per core common to all node shapes; None if they differ or none is known."""
+        """The threads per core of all node shapes; None if they differ or there is no shape."""
         shapes = self.node_shapes
         if len(shapes) == 1:  # the case of most clusters; a review reads this several times
             return shapes[0].threads_per_core

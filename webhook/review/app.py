@@ -1,8 +1,8 @@
 """HTTP application of the webhook: reads bodies, writes answers, and maps each failure to a status code.
 
 Every decision is HTTP 200, including refusals and answers about objects that cannot be decoded, because any other
-status is handled by the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for callers
-other than API servers, 500 for bugs of corepin.
+status is handled by the `failurePolicy` of the webhook configuration, which admits by default. 4xx is for requests
+that are no reviews, too large or too slow, 503 for too many large bodies at once, 500 for bugs of corepin.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Decisions(Protocol):
         ...
 
     def validate(self, request: Request) -> Allowed | Denied:
-        """Return whether the object is consistent."""
+        """Return whether the object is admitted, else the causes of the refusal."""
         ...
 
 
@@ -74,7 +74,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 BUSY = Reply(503, b"corepin: too many large bodies at once, try again\n", "rejected", "busy")
-SLOW = Reply(408, b"corepin: the body arrived too slowly while others waited\n", "rejected", "slow")
+SLOW = Reply(408, b"corepin: the body arrived too slowly while other requests waited\n", "rejected", "slow")
 NOT_JSON = Reply(415, b"corepin: the content type must be application/json\n", "rejected", "content_type")
 
 
@@ -138,7 +138,7 @@ class ReviewEndpoint:
     def review(self, body: bytes | bytearray) -> Reply:
         """Return the answer to one review, decided by one revision of the configuration.
 
-        A body of several pieces is a bytearray, which must not be resized: msgspec reads it without a copy.
+        A body of several pieces is a bytearray, which must not be resized, because msgspec reads it without a copy.
         """
         revision = self._deciders()
         request = None
@@ -256,7 +256,7 @@ def _peer(scope: Scope) -> str:
 
 
 def _timeout(scope: Scope) -> float:
-    """Return the seconds after which an API server stops waiting: its `?timeout=2s`."""
+    """Return the caller's timeout in seconds, which API servers send as `?timeout=2s`; by default WAIT_SECONDS."""
     found = _TIMEOUT.search(scope.get("query_string", b""))
     return min(float(found[1]), LONGEST_TIMEOUT) if found else WAIT_SECONDS
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from webhook.review.memory_queue import Reservation
 
-# Measured on kube-apiserver 1.37: etcd accepts a pod of 1,572,115 `<` and none longer. The API server escapes
-# each with six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB).
+# Measured on kube-apiserver 1.37: etcd accepts a pod with a text of 1,572,115 `<` and none longer. The API server
+# escapes each `<` with six bytes: CREATE sends 9.44 MB, UPDATE with the old object 18.87 MB (18.0 MiB).
 BODY_LIMIT: Final = 20 * MIB
 SMALL_BODY: Final = 256 * 1024  # bytes; smaller bodies have their own budget and never wait for large ones
-# Memory budget, in bodies of the largest size that arrive or wait for a decision; one peer gets two of them.
+# Memory budget for large bodies that arrive or wait for a decision, in bodies of the largest size; one peer gets two.
 UNREAD_BODIES: Final = 3
 UNREAD_SMALL: Final = 12 * MIB  # bytes of small bodies that may arrive at once
 
@@ -56,8 +56,9 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def rest(self, sender: Sender, first: bytes, receive: Receive) -> AsyncIterator[bytes | bytearray]:
-        """Read the rest of a body that began with `first`; hold its memory and its turn while the block runs.
+        """Read the rest of a body that began with `first`, and yield the whole body.
 
+        While the block runs, the memory stays reserved, and no other large body is decided if this one is large.
         Raise `TooLarge`, `TooSlow`, `Overloaded` or `Disconnected`.
         """
         size = sender.declared or self.limit

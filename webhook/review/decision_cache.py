@@ -1,7 +1,7 @@
 """Cache of decisions for pods of one controller, keyed by the part of a pod that the rules read.
 
 Pods of one ReplicaSet, StatefulSet or Job differ in name, uid, name of the token volume, mount names, and in
-labels, annotations and variables with their number, none of which a rule reads. So all of them get the same answer,
+labels, annotations and variables that contain their index, none of which a rule reads. So all get the same answer,
 and the pure rules run once (measured: half of a review). The rules get only the part in the key, so nothing else
 can affect them.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 ROOM: Final = 2**22  # bytes of all cached answers of one endpoint: those of about 500 pods with claims
-MOST_KEPT: Final = 2**16  # bytes of a cached answer; larger ones are rare, and decided each time
+MOST_KEPT: Final = 2**16  # bytes of the largest cached answer; larger ones are rare
 EACH: Final = 1024  # bytes of an entry besides its key and texts, for Python objects
 
 TOKEN: Final = f"{TOKEN_PREFIX}bbbbb"  # replaces every volume name that the API server generates for a token
@@ -49,7 +49,8 @@ def reader(mutations: Mutations) -> PartReader[Pod]:
 def pod_key(pod: Pod, mutations: Mutations, length: int) -> bytes:
     """Return the cache key of a pod; annotations, variables and volumes that do not affect the answer are left out.
 
-    `length` is that of the pod's JSON in bytes: the variables of a short pod are too few to be warned about.
+    `length` is the size of the pod's JSON in bytes. In a large pod no variable is left out, because a large environment
+    causes a warning.
     """
     metadata, spec = pod.get("metadata"), pod.get("spec")
     if metadata and (annotations := metadata.get("annotations")):
@@ -98,7 +99,7 @@ def _forget_names(spec: PodSpec, token: str | None) -> None:
 
 
 def _forget_variables(containers: list[Container] | None, known: frozenset[str]) -> None:
-    """Remove a container's variables if none is known; otherwise keep all, because causes contain their index."""
+    """Remove a container's variables if none affects the answer; else keep all, because causes contain their index."""
     for container in containers or ():
         variables = container.get("env")
         if variables and known.isdisjoint([variable.get("name") for variable in variables]):

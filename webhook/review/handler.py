@@ -48,7 +48,7 @@ POD: Final = ("", "Pod")
 MOST_JUDGED: Final = 1000  # most containers of a pod that is validated; the rules take 50 us for each
 CHANGING: Final = frozenset({"CREATE", "UPDATE"})
 JUDGED_OF_PODS: Final = frozenset({None, "", "resize"})  # subresources of pods whose requests are validated
-# The API server refuses a second call for the same pod with another value, so this is no number of operations.
+# A constant, because the API server calls twice for some pods, and ignores another value of the second call.
 AUDIT_INJECTED: Final = {"injected": "true"}
 _stored: Final = PartReader(StoredPod)
 _whole: Final = PartReader(WholePod)
@@ -124,10 +124,10 @@ class Decider:
         return Patched(plan.operations, warnings, AUDIT_INJECTED)
 
     def validate(self, request: Request) -> Allowed | Denied:
-        """Return whether an object is valid, with every cause; other kinds are admitted.
+        """Return whether an object is valid, with every cause; kinds without rules are admitted.
 
-        Raise Malformed for an object that cannot be decoded, unless the request changes nothing in it, so that its
-        finalizers can be removed.
+        Raise Malformed for an object that cannot be decoded, unless it is being deleted or the update changes nothing
+        that rules read, so that its finalizers can be removed.
         """
         judge = _JUDGES.get(_kind(request))
         if judge is None or request.operation not in CHANGING:
@@ -177,7 +177,9 @@ def _crowded(pod: Pod) -> Verdict | None:
         )
     if count <= MOST_JUDGED:
         return None
-    message = f"{count} containers are more than the {MOST_JUDGED} that a pod may have here: use several pods"
+    message = (
+        f"{count} containers are more than the {MOST_JUDGED} that corepin admits in a pod: use several pods"
+    )
     return Verdict((Cause("spec.containers", message),))
 
 
@@ -209,7 +211,7 @@ def _judge_pod(rules: Decider, request: Request) -> Verdict:
 
 
 def _judge_workload(rules: Decider, request: Request) -> Verdict:
-    """Return the verdict on a workload's template, with refusals as warnings: a refusal would fail `kubectl apply`."""
+    """Return the verdict on a workload's template, with refusals as warnings, so that `kubectl apply` does not fail."""
     path = TEMPLATES[_kind(request)]
     template = read_template(request.object, path, OBJECT)
     crowd = _crowded(template)

@@ -1,4 +1,4 @@
-"""JSON log lines, one per review, written before its answer."""
+"""JSON log lines, one per review, written before the answer is sent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ReviewLog:
 
 
 class GatheredLines:
-    """Buffer for the log lines of one event loop iteration; each write is a system call, 5 us.
+    """Buffer for the log lines of one event loop iteration, because each write is a system call of 5 us.
 
     Answers are written by a later callback of the same iteration (`connection.Gathering`), so that a line precedes
     its answer.

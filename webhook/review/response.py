@@ -27,11 +27,11 @@ UNNAMED = "(no name)"
 NAME_LIMIT = 260  # characters of a name: the longest valid one, and the dots of a generateName
 CAUSES_ROOM = 48 * 1024  # bytes for the causes of a refusal, which stays below 64 kB in total
 MESSAGE_LIMIT = 1000  # characters of a message: events are truncated at 1024
-CAUSES_TOLD = 10
+CAUSES_NAMED = 10  # most causes in a message
 WARNING_LIMIT = 256  # characters of a warning: the API server may truncate a longer one,
 WARNINGS_LIMIT = 4096  # and drops warnings after this many characters
 MORE_WARNINGS_ROOM = 64  # characters for the line with the number of omitted warnings
-HELD_PER_ENCODED = 5  # bytes in memory for each encoded byte, with the encoded byte itself
+HELD_PER_ENCODED = 5  # bytes in memory for each encoded byte, including that byte
 
 _encode = msgspec.json.Encoder().encode
 
@@ -113,7 +113,7 @@ def message(denied: Denied) -> str:
     head = f"{PRODUCT} refuses {denied.kind} {_one_line(truncate(denied.name or UNNAMED, NAME_LIMIT))}: "
     texts: list[str] = []
     room = MESSAGE_LIMIT - len(head) - len("; and 1000000 more")
-    for cause in denied.causes[:CAUSES_TOLD]:
+    for cause in denied.causes[:CAUSES_NAMED]:
         text = _one_line(f"{cause.field}: {cause.message}")
         if texts and len(text) > room:
             break
@@ -140,7 +140,7 @@ def fit_warnings(warnings: tuple[str, ...]) -> list[str]:
 
 
 def _count(found: int, shown: int) -> str:
-    """Return, as text, the number of omitted causes or warnings; those beyond MOST_REPORTED were not counted."""
+    """Return the number of omitted causes or warnings as text; `7 or` before `more` if not all were counted."""
     if found > MOST_REPORTED:
         return f"{found - shown} or"
     return str(found - shown) if found > shown else ""

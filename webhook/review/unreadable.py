@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from webhook.review.wire import Request
     from webhook.rules.raw_json import Malformed
 
-UNKNOWN: Final = ("", "")  # kind of a request that has none at the usual place
-WHOLE: Final = "object"  # field of a cause that has none
+UNKNOWN: Final = ("", "")  # kind of a request whose kind could not be read
+WHOLE: Final = "object"  # field of a cause about the whole object
 REFUSED: Final = {"refused": "1"}
 
 

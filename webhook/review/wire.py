@@ -54,7 +54,7 @@ class UserInfo(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One admission request; `object` is null on DELETE and CONNECT, `oldObject` on CREATE."""
+    """One admission request; `object` is null on DELETE, `oldObject` on CREATE and CONNECT."""
 
     uid: str
     kind: GroupVersionKind
@@ -121,7 +121,7 @@ def decode(body: bytes | bytearray) -> Request:
 
 
 def begin(body: bytes | bytearray) -> Request | None:
-    """Return the request's members at the start of a body, before user data; None if it starts otherwise."""
+    """Return a request with only the members before user data; None if the body does not start like a review."""
     found = _BEGINNING.match(body, 0, HEAD)
     if found is None:
         return None

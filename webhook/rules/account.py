@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, Volume, VolumeProjection
     from webhook.config.mutations import Mutations
 
-# Before it calls webhooks, the plugin ServiceAccount writes "default".
+# The plugin ServiceAccount, which runs before webhooks, writes "default" into pods that name no account.
 DEFAULTS: Final = frozenset({None, "", "default"})
 AUTOMOUNT: Final = "automountServiceAccountToken"
 TOKEN_PATH: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a directory
@@ -39,7 +39,10 @@ def sets_account(pod: Pod, mutations: Mutations) -> bool:
 
 
 def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
-    """Yield the operations that set the account; the deprecated alias `serviceAccount` is changed if it is set."""
+    """Yield the operations that set the account, also in the alias `serviceAccount` if set, and disable its token.
+
+    The pod or the mutations file can enable the token by `automountServiceAccountToken`.
+    """
     if not sets_account(pod, mutations):
         return
     spec = pod.get("spec") or {}
@@ -51,7 +54,7 @@ def plan_account(pod: Pod, mutations: Mutations) -> Iterator[Operation]:
 
 
 def plan_token(pod: Pod, mutations: Mutations) -> tuple[Pod, list[Operation]]:
-    """Return the pod without the token volume that it loses, and the operations that remove it (none: unchanged)."""
+    """Return the pod without the token volume that the webhook removes, and the operations (none: unchanged)."""
     name = lost_token(pod, mutations)
     spec: Any = pod.get("spec")
     if name is None:
@@ -84,7 +87,7 @@ def warn_token(pod: Pod, mutations: Mutations) -> Iterator[Cause]:
 
 
 def lost_token(pod: Pod, mutations: Mutations) -> str | None:
-    """Return the name of the token volume that a pod loses; None if it has none or keeps it."""
+    """Return the name of the token volume that the webhook removes from a pod; None if it removes none."""
     if not sets_account(pod, mutations) or mutations.automount:
         return None
     spec = pod.get("spec") or {}

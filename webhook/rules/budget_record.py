@@ -1,4 +1,4 @@
-"""Pod-level amounts and an annotation that protect a pod's CPU budget against changes after mutation. Pure.
+"""Pod-level CPU amounts and an annotation that protect a pod's CPU budget against changes after mutation. Pure.
 
 An API server whose feature gate PodLevelResources is off (the default before Kubernetes 1.34) shows `spec.resources` to
 mutating webhooks and drops it before it validates the pod. Webhooks that are called later may add containers.
@@ -29,10 +29,10 @@ _REMEDY: Final = "switch that gate on, or remove spec.resources and give the con
 
 
 def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
-    """Yield the pod-level CPU request or limit of a budget that the API server would fill in.
+    """Yield the operations that add a missing pod-level CPU request or limit of a budget.
 
-    The API server fills them in after all webhooks from the amounts of the containers. A container that a later webhook
-    adds without a CPU limit, or with a request, would change them, and the pod would lose its budget.
+    The API server would fill it in after all webhooks, from the amounts of the containers. A container that a later
+    webhook adds without a CPU limit, or with a request, would change it, and the pod would lose its budget.
     """
     if not pod_claims.pod_level:
         return
@@ -87,8 +87,8 @@ def counted_for_dropped(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
             if resource in member.requests:
                 given = shown(member.requests[resource])
                 message = (
-                    f"{given} would be taken from the node for the pool of the pod, which the pod does not get: its"
-                    f" spec.resources is dropped by the API server, because its feature gate PodLevelResources is off; {_REMEDY}"
+                    f"{given} would be counted for the pool of the pod, but the pod gets no pool: the API server drops"
+                    f" its spec.resources, because the feature gate PodLevelResources is off; {_REMEDY}"
                 )
                 yield Cause(f"{member.path}.resources.requests[{resource}]", message)
 

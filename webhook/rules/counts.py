@@ -1,4 +1,4 @@
-"""Requests of extended resources by which the scheduler counts the cores or NUMA CPUs that a claim takes. Pure.
+"""Requests of extended resources by which the scheduler counts the cores and CPUs that a claim takes. Pure.
 
 A resource that some nodes may not publish is not added: whole cores are counted only if all known nodes have the same
 number of threads per core. A count that the user wrote is kept if it can be right for a node, otherwise refused.
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 MOST_THREADS: Final = 8  # threads per core of any machine that Kubernetes runs on
 GROWN: Final = (
-    f"the agent assigns them once they are free on its node, and {STATUS_CPUS} shows what the pod has"
+    f"the agent assigns the missing ones once they are free, and {STATUS_CPUS} shows the pod's CPUs"
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
 _UNCOUNTED: Final = frozenset(COMPUTE)
-REMOVE: Final = "remove it from requests and limits, corepin sets it where it is counted"
+REMOVE: Final = "remove it from requests and limits; if the configuration has it counted, corepin adds it"
 REMOVE_OR_REORDER: Final = (
     f"{REMOVE}; if the pod was sent without it, another webhook changed the pod after corepin had counted: rename one of the"
     " two webhook configurations so that corepin's is called last"
@@ -75,7 +75,7 @@ class Need(NamedTuple):
     def unit(self) -> str:
         """The unit of the resource in messages."""
         if self.resource.startswith(NEAR_CPUS):
-            return "CPUs beside devices"
+            return "CPUs near devices"
         return "CPUs of one NUMA node" if self.resource == NUMA_CPUS else "cores"
 
 
@@ -113,9 +113,9 @@ def _by_container(
     """Return the resources that the claims of a pod take, by the container that must request them.
 
     `needs_of` returns the resources of one claim. One container requests those of the pod's pool, because
-    `spec.resources` cannot have extended resources; if the budget must be on one NUMA node, it requests those of the
-    whole budget. Without a placement policy only CMK's claims are counted. `judged_by` returns the needs by which
-    validation finds that container, if `needs_of` leaves some of them out.
+    `spec.resources` cannot have extended resources; if the budget must be on one NUMA node, it requests the NUMA CPUs
+    of the whole budget. Pods with neither a placement policy nor claims of CMK are not counted. `judged_by` returns
+    the needs by which validation finds that container, if `needs_of` leaves some of them out.
     """
     if not (pod_claims.policies.states_placement or any(it.origin is Origin.CMK for it in pod_claims.claims)):
         return {}
@@ -153,16 +153,16 @@ def _pool_of(pod_claims: PodClaims) -> Claim | None:
     return None if cpus is None else _pool(cpus, smt.value if smt else None, numa.value if numa else None)
 
 
-@lru_cache(maxsize=256)  # because a claim has many members, and the pools of most pods are alike
+@lru_cache(maxsize=256)  # because a Claim is slow to create, and most pods have the same few pools
 def _pool(cpus: int, smt: SMTPolicy | None, numa: NUMAPolicy | None) -> Claim:
     return Claim("", Role.MAIN, Origin.POOL, CPUPolicy.EXCLUSIVE, cpus, smt=smt, numa=numa)
 
 
 def _carrying(pod_claims: PodClaims, own: Mapping[str, Iterable[Need]], pooled: Iterable[Need]) -> str:
-    """Return the container that already requests the pool's resources, because it requests more than its own; else "".
+    """Return the container that requests the pool's resources already, i.e. more than its own claim needs; else "".
 
-    Otherwise, if a later webhook adds a container in front, corepin would add them to that one too, so that they would
-    be counted twice.
+    Without this, corepin would add them again to a container that a later webhook inserts in front, and the scheduler
+    would count the pool twice.
     """
     for need in pooled:
         stating = [it for it in pod_claims.members if states(it, need.resource) and it.role is not Role.INIT]
@@ -222,7 +222,7 @@ def recounted(before: PodClaims, after: PodClaims, settings: Settings) -> Iterat
 
 
 def _together(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the resources of a pod with a budget, with a remedy if its containers and sidecars request a wrong sum.
+    """Yield each resource that a pod with a budget needs, with a remedy ("" if its containers request the right sum).
 
     Only the sum is checked: the scheduler adds the requests up, and a resize inside the budget moves CPUs between a
     slice and the pool.
@@ -244,7 +244,7 @@ def _field(member: Member, need: Need) -> str:
 
 
 def miscounted(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member, Need, int]]:
-    """Yield the containers that request another amount of a resource than their claims take, with that amount."""
+    """Yield the containers that request a wrong amount of a resource, with the need and the requested amount."""
     if not requests_counts(pod_claims):
         return
     for container, needs in _by_container(pod_claims, _Needs(pod_claims, settings).possible).items():
@@ -287,7 +287,7 @@ def _missing(pod_claims: PodClaims, settings: Settings) -> Iterator[tuple[Member
 class _Needs:
     """The resources that the claims of one pod take.
 
-    The devices of the whole pod, beside which its init containers run, are read once for all of them.
+    Init containers run near the devices of the whole pod, which are read once for all init containers.
     """
 
     def __init__(self, pod_claims: PodClaims, settings: Settings) -> None:
@@ -323,10 +323,10 @@ class _Needs:
             yield Need(resource, _REQUIRED, count, _cpus(claim, MOST_THREADS))
 
     def _near(self, claim: Claim) -> tuple[str, ...]:
-        """Return the resources that count a claim's CPUs beside devices; none if the CPUs need not be beside devices.
+        """Return the resources that count a claim's CPUs near devices; empty if the claim does not require that.
 
-        None for a pod's pool either, which is not placed beside devices, nor for CMK's other pool, whose CPUs agents do
-        not publish.
+        Empty also for a pod's pool, which is not placed near devices, and for claims on CMK's pool
+        exclusive-non-isolcpus, whose CPUs agents do not publish.
         """
         is_near = claim.devices is DevicePolicy.REQUIRE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
         if not is_near or claim.origin is Origin.POOL:
@@ -341,7 +341,7 @@ class _Needs:
         return found
 
     def _beside(self, having: Sequence[Member]) -> tuple[str, ...]:
-        """Return the resources that count CPUs beside the devices of these containers, the first ones by name."""
+        """Return the resources that count CPUs near the devices of these containers, at most MOST_KINDS, by name."""
         counted: dict[str, None] = {}
         for resource in device_resources(having):
             if len(counted) == MOST_KINDS:
@@ -356,7 +356,7 @@ def _is_ignored(resource: str, settings: Settings) -> bool:
 
 
 def _is_of_one_node(claim: Claim) -> bool:
-    """Return whether a claim's CPUs are counted per NUMA node, for which agents publish the common pool only."""
+    """Return whether a claim is counted by the CPUs of a NUMA node, which agents publish for the common pool only."""
     return claim.numa is NUMAPolicy.SINGLE and claim.resource != EXCLUSIVE_NON_ISOLCPUS_CORES
 
 

@@ -29,7 +29,7 @@ class Counted(NamedTuple):
 
     @property
     def fragment(self) -> Fragment:
-        """The container's requests and limits for it."""
+        """The addition to the container: requests and limits, or CMK's environment variable."""
         number = str(self.number)
         if self.name == CMK_NUM_CORES:
             return {"env": [{"name": self.name, "value": number}]}

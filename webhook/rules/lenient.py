@@ -1,4 +1,4 @@
-"""Decoder for JSON whose parts that no rule reads may be invalid, because the API server does not check them.
+"""Decoder that accepts invalid JSON in parts that no rule reads, because the API server does not check them either.
 
 The API server copies `managedFields` without decoding them, and accepts bytes that are not UTF-8, brackets nested
 10,000 deep, and unpaired surrogates there. msgspec accepts such bytes in parts that it skips, but fails on the other
@@ -24,7 +24,7 @@ Decoded = TypeVar("Decoded")
 # Nested brackets; Go's decoder accepts 10,000. Skipping uses 40 bytes of stack for each.
 DEEPEST: Final = 11_000
 _PAIR: Final = b"\\\\"  # an escaped backslash in a JSON text
-_STAND_IN: Final = b"\x00\x00"  # bytes that no JSON text has, to replace it
+_STAND_IN: Final = b"\x00\x00"  # replaces it; no JSON text contains these bytes
 _LONE_SURROGATE: Final = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 def too_much_memory(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
-    """Warn about a memory limit above the largest NUMA node of all node shapes: the OOM killer acts before it."""
+    """Warn about a memory limit above the largest NUMA node, because the OOM killer acts before it is reached."""
     bound = [claim for claim in pod_claims.claims if claim.memory_limit]
     sizes = [(parse_quantity(shape.numa_memory), shape) for shape in shapes if shape.numa_memory is not None]
-    if not bound or not sizes or len(sizes) < len(shapes):  # a shape without a memory size is not checked
+    # A shape without a memory size may have a larger NUMA node.
+    if not bound or not sizes or len(sizes) < len(shapes):
         return
     size, largest = max(sizes, key=lambda sized: (sized[0], sized[1].name))
     for claim in bound:
@@ -39,5 +40,5 @@ def edited_memory(before: PodClaims, after: PodClaims) -> Iterator[Cause]:
     was = {claim.container: claim.numa_memory for claim in before.claims}
     now = {claim.container: claim.numa_memory for claim in after.claims}
     if any(container in was and was[container] != memory for container, memory in now.items()):
-        message = "containers that run keep their memory where it is until they start again"
+        message = "running containers keep their memory on its NUMA nodes until they restart"
         yield Cause(annotation_field(NUMA_MEMORY_POD), message)

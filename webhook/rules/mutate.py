@@ -1,8 +1,8 @@
 """Mutation plan for a new pod: CMK contract, scheduler counts, sidecar limits, NRI annotations, guest file, gate. Pure.
 
 A plan is a list of JSON Patch operations with warnings. It is idempotent: the plan for a patched pod has no operation.
-It only adds, with two exceptions. It removes the API token of an account that the webhook sets, and replaces or removes
-corepin's own records of a budget, and counts that another webhook has made wrong.
+It only adds, with two exceptions: it removes the API token of an account that the webhook sets, and it replaces or
+removes corepin's own budget records, and counts that another webhook has made wrong.
 """
 
 from __future__ import annotations

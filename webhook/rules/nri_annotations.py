@@ -1,6 +1,6 @@
-"""Annotations for which the node's runtime delays a new pod's containers until they have CPUs. Pure.
+"""Annotations that make the node's runtime delay a new pod's containers until they have CPUs. Pure.
 
-They are set when the pod is created, because the runtime passes the annotations of that time to its NRI plugins.
+They are set when the pod is created, because NRI plugins get the annotations that the pod had when it started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REQUIRED: Final = {REQUIRED_PLUGINS: json.dumps([NRI_PLUGIN])}
 
 
 def plan_nri_annotations(pod_claims: PodClaims, settings: Settings) -> Fragment:
-    """Return the annotations for a pod with a claim that must fit; empty for other pods."""
+    """Return the annotations for a pod with a container that must not start unpinned; empty for other pods."""
     if not pod_claims.must_fit:
         return {}
     annotations = _GUARDED | _REQUIRED if settings.required_plugins else _GUARDED

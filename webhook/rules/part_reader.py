@@ -95,7 +95,8 @@ class PartReader(Generic[Part]):
 
     def _count(self) -> None:
         self._counted += 1
-        if self._counted > 2 * MOST.values:  # a strict pass may have stopped half-way before a lenient one
+        # Twice, because a failed strict pass and the lenient one both count.
+        if self._counted > 2 * MOST.values:
             raise _Crowded
 
 

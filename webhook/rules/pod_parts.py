@@ -90,7 +90,7 @@ STORED: Final[Narrowed] = {
     ObjectMeta: {**_IDENTITY, "labels": _Labels | None},
     Container: {"volumeMounts": None, "resources": _Resources | None},
     PodSpec: {
-        "resources": ResourceRequirements | None,  # resources at pod level: limits of any name count
+        "resources": ResourceRequirements | None,  # at pod level requests of any resource are read too
         "nodeSelector": _Selector | None,
         **dict.fromkeys(
             (

@@ -156,7 +156,7 @@ def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[C
 
 
 def _large_environment(member: Member) -> Iterator[Cause]:
-    """Warn about an environment too large for the runtime's list of containers to NRI plugins."""
+    """Warn about an environment so large that the runtime may fail to list its containers to NRI plugins."""
     variables = member.container.get("env") or ()
     size = sum(
         len(f"{variable.get('name') or ''}{variable.get('value') or ''}".encode(errors="replace"))
@@ -166,8 +166,8 @@ def _large_environment(member: Member) -> Iterator[Cause]:
         field = f"{member.path}.env"
         message = (
             f"{member.called} has an environment of {size >> 10} KiB, more than {LARGE_ENVIRONMENT >> 10} KiB: containerd"
-            " lists containers to NRI plugins in messages of 4 MiB, and lets no plugin in when 8 do not fit: mount a"
-            " ConfigMap as files instead"
+            " lists containers to NRI plugins in messages of 4 MiB, and registers no plugin if 8 containers exceed one:"
+            " mount a ConfigMap as files instead"
         )
         yield Cause(field, message, flaw=("environment", field))
 
@@ -215,7 +215,7 @@ def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
 
 
 def _too_large(pod_claims: PodClaims, shapes: tuple[NodeShape, ...]) -> Iterator[Cause]:
-    """Refuse more whole cores than any configured node shape has."""
+    """Refuse more whole cores than any node shape has."""
     claims = pod_claims.every_claim
     owners = [claim for claim in claims if claim.smt in OWN_CORES]
     if not shapes or not owners:
@@ -247,7 +247,7 @@ def _cores_of(claim: Claim, threads: int) -> int:
 
 
 def _not_guaranteed(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:
-    """Refuse a launcher with dedicated CPUs that is not Guaranteed, because KubeVirt fails it later."""
+    """Refuse a launcher with dedicated CPUs that is not Guaranteed, because KubeVirt would fail the machine later."""
     if not is_dedicated_launcher(pod):
         return
     compute = next((member for member in pod_claims.members if member.name == LAUNCHER_CONTAINER), None)

@@ -20,7 +20,7 @@ _PATH = re.compile(r"^(?P<why>.*) - at `(?P<path>[^`]*)`$", re.DOTALL)  # the en
 
 
 class Malformed(Exception):
-    """A review that cannot be decoded, which is the caller's mistake and answered with HTTP 400."""
+    """A review that cannot be decoded: HTTP 400, or for an invalid object the answer of `webhook.review.unreadable`."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
@@ -38,7 +38,7 @@ def is_object(value: msgspec.Raw) -> bool:
 
 
 def malformed(error: Exception) -> Malformed:
-    """Translate an error of msgspec, which ends with the path, without the offending bytes."""
+    """Return an error of msgspec as Malformed, with the JSON path from its message and without the invalid bytes."""
     if isinstance(error, UnicodeDecodeError):
         return Malformed("$", "a text is not UTF-8")
     if isinstance(error, RecursionError):

@@ -1,7 +1,8 @@
 """Corrections of corepin's counts after another webhook changed a pod with pod-level CPU. Pure.
 
 A container that the other webhook adds may take a slice out of the pod's pool, or make its pod-level CPU a budget. It
-may also add `spec.resources` itself. The API server then calls corepin again, which would refuse its own count.
+may also add `spec.resources` itself. The API server then calls corepin again, which
+would otherwise refuse its own count.
 """
 
 from __future__ import annotations

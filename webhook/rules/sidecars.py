@@ -1,4 +1,4 @@
-"""Limits for injected sidecars without any, so that a pod with dedicated CPUs stays in QoS class Guaranteed. Pure.
+"""Limits for injected sidecars that state none, so that a pod with dedicated CPUs stays in QoS class Guaranteed. Pure.
 
 KubeVirt gives its own hook sidecars 200m and 64M; containers injected by other webhooks get nothing.
 """
@@ -75,7 +75,7 @@ def _unheard(pod_claims: PodClaims, settings: Settings) -> list[Cause]:
         return [Cause(field, "has no effect: the operator switched sidecar limits off")]
     if not pod_claims.claims:
         return [Cause(field, "has no effect: no container of the pod claims CPUs")]
-    return [Cause(field, "has no effect beside pod-level spec.resources")]
+    return [Cause(field, "has no effect in a pod with pod-level spec.resources")]
 
 
 def _obstacle(member: Member, is_ranged: bool) -> Cause:  # noqa: FBT001 a fact, not a switch

@@ -49,7 +49,7 @@ def is_leaving(document: msgspec.Raw) -> bool:
 
 
 def is_unchanged(old: msgspec.Raw, new: msgspec.Raw, reader: PartReader[Any] | None = None) -> bool:
-    """Return whether the parts that `reader` reads (None: spec and annotations) have equal bytes in two states."""
+    """Return whether the parts that `reader` reads (None: spec, annotations, labels) have equal bytes in two states."""
     if old == new:
         return True
     if reader:

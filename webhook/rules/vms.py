@@ -190,10 +190,10 @@ def _threads_apart(template: Template, policies: PolicyAnnotations) -> Iterator[
 
 
 def _without_whole_cpus(template: Template, policies: PolicyAnnotations) -> Iterator[Cause]:
-    """Warn about a CPU policy of a machine to which KubeVirt gives no whole CPUs: its launcher pod is refused later.
+    """Warn about a CPU policy of a machine for which KubeVirt requests no whole CPUs.
 
-    Not a refusal, because a pod-wide policy may be meant for another container of the launcher. An instancetype may
-    dedicate CPUs.
+    Its launcher pod may be refused later. The machine is not refused, because a pod-wide policy may be meant for
+    another container of the launcher. A machine with an instancetype gets no warning, as that may dedicate CPUs.
     """
     policy, _ = policy_of(LAUNCHER_CONTAINER, policies)
     annotation = policies.cpu.of(LAUNCHER_CONTAINER) or policies.smt.of(LAUNCHER_CONTAINER)

@@ -62,7 +62,7 @@ class DeciderLoader:
 
 
 def prove(decider: Decisions) -> None:
-    """Send a built-in review through the decider; raise if it fails or is refused."""
+    """Mutate and validate a built-in pod; raise if either fails, or the mutation is refused."""
     request = wire.decode(SAMPLE)
     answer = decider.mutate(request)
     if isinstance(answer, Denied):
@@ -72,7 +72,7 @@ def prove(decider: Decisions) -> None:
 
 
 def _log_checks(settings: Settings) -> None:
-    """Log whether claims are checked against node shapes; without node shapes none is refused."""
+    """Log whether claims are checked against node shapes; without shapes no claim is refused as too large."""
     if settings.node_shapes:
         facts: dict[str, object] = {"kinds": [shape.name for shape in settings.node_shapes]}
         logger.info("checks against nodes are on", extra={"facts": facts})

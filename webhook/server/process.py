@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from webhook.review.app import Decisions
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
-# Bytes. Fixed values keep glibc from raising them to 32 MB and more. uvloop reads TLS into a new buffer of 256 KiB
-# each time, which must stay below the first, or every review costs an mmap (measured: 7 of 155 us). A large body
-# arrives in several such buffers: if less stays at the heap's top, each piece is a page fault for each 4 KiB
-# (measured: 9,000 to 18,000 faults for 18 MiB instead of 4,700, and 30 of 130 ms of CPU).
+# Thresholds of malloc in bytes. Fixed values keep glibc from raising them to 32 MB and more. uvloop reads TLS into a
+# new buffer of 256 KiB each time; MAPPED_FROM must be larger, or every review costs an mmap (measured: 7 of 155 us). A
+# large body arrives in several such buffers. With a smaller RETURNED_FROM glibc would return them to the kernel, and
+# each further buffer would cost a page fault for each 4 KiB (measured: 9,000 to 18,000 faults for 18 MiB instead of
+# 4,700, and 30 of 130 ms of CPU).
 MAPPED_FROM = 512 * 1024
 RETURNED_FROM = 4 * 2**20
 
@@ -179,5 +180,5 @@ def run(options: Options, build: Callable[[Contents], Decisions]) -> None:
     disable_created_metrics()  # type: ignore[no-untyped-call] # unused, and a third of the exposition
     with warnings.catch_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
-        # peers in mid-handshake, which only the loop can reach
+        # for sockets of clients in mid-handshake, which only the loop could close
         warnings.simplefilter("ignore", ResourceWarning)

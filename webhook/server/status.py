@@ -42,7 +42,7 @@ class Readiness:
 
 
 def create_status_app(readiness: Readiness, metrics: Metrics) -> Starlette:
-    """Return the application of the second listener."""
+    """Return the application for health, readiness and metrics."""
 
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok\n")

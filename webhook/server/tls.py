@@ -49,7 +49,7 @@ def now_utc() -> datetime:
 
 
 class Identities:
-    """Builds identities from files; at start even from an expired certificate, which may not replace a valid one."""
+    """Builds identities from files. An expired certificate is accepted at start, but never replaces a valid one."""
 
     def __init__(self, files: TLSFiles, now: Callable[[], datetime] = now_utc) -> None:
         self._files = files

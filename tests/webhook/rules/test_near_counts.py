@@ -125,9 +125,9 @@ def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
         for verdict in judged(settings, {NEAR_GPU: given}):
             (cause,) = verdict.causes
             assert cause.field == f"spec.containers[0].resources.requests[{NEAR_GPU}]"
-            words = "differs from the 3 CPUs beside devices that device-policy require takes"
+            words = "differs from the 3 CPUs near devices that device-policy require takes"
             assert (
-                f"{given} {words}; remove it from requests and limits, corepin sets it where it is counted"
+                f"{given} {words}; remove it from requests and limits; if the configuration has it counted, corepin adds it"
                 == cause.message
             )
 
@@ -148,7 +148,7 @@ def test_a_resize_is_not_counted_anew() -> None:
     verdict = review_changed_pod(old, new, load_settings(ON))
     assert not verdict.causes
     (warning,) = (it for it in verdict.warnings if NEAR_GPU in it.field)
-    assert warning.message.startswith("the scheduler still counts 3 CPUs beside devices for container main")
+    assert warning.message.startswith("the scheduler still counts 3 CPUs near devices for container main")
 
 
 @pytest.mark.parametrize("patterns", ["['']", f"[{'x' * 318}]", "[1]", "x", f"{['x'] * 101}"])

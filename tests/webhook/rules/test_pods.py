@@ -237,7 +237,7 @@ def charged(cpu: str, cores: str = "2", **more: Any) -> Any:
 @table(
     "cpu, sentence",
     {
-        "more": ("3", "isolate now takes 3; the agent assigns them once they are free"),
+        "more": ("3", "isolate now takes 3; the agent assigns the missing ones once they are free"),
         "fewer": ("1", "isolate now takes 1; create the pod again"),
         "as many as at the creation": ("2", None),
     },
@@ -270,7 +270,7 @@ def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
     [cause] = review_template(charged("3"), load_settings(b"")).causes
     assert (
         cause.message
-        == "2 differs from the 3 cores that isolate takes; remove it from requests and limits, corepin sets it where it is counted"
+        == "2 differs from the 3 cores that isolate takes; remove it from requests and limits; if the configuration has it counted, corepin adds it"
     )
 
 
