@@ -70,11 +70,11 @@ def _run(program: str, verbs: Sequence[str], given: Sequence[str]) -> int:
 def _refuse(unknown: Sequence[str], command: str) -> None:
     """Raise CommandFailed for arguments that the verb does not accept; argparse would show only corepin's usage."""
     if unknown:
-        raise CommandFailed(f"{' '.join(unknown)!r} is not accepted: `{command} --help` lists what is")
+        raise CommandFailed(f"{' '.join(unknown)!r} is not accepted: `{command} --help` lists the arguments")
 
 
 def _meant(verbs: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-    """Return the verb modules to import: only that of the given verb, for a faster start, or all if it is none."""
+    """Return the verb modules to import: only the given verb's, for a faster start, or all for an unknown verb."""
     return [name for name in verbs if [name.rpartition(".")[2]] == list(given[:1])] or verbs
 
 

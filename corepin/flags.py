@@ -57,7 +57,7 @@ def add_output_flag(parser: argparse._ActionsContainer, json: str) -> None:
 
 def add_noise_flag(parser: argparse._ActionsContainer) -> None:
     """Add the flag of the doctor that measures noise on exclusive CPUs."""
-    text = "count for so many seconds what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits; default: not counted"
+    text = "for how many seconds to count what disturbs exclusive CPUs: interrupts, kernel threads, probes, waits; default: not counted"
     parser.add_argument("--noise", metavar="SECONDS", help=text)
 
 

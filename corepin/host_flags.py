@@ -29,11 +29,11 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--debugfs", "DIR", "where the host's debugfs is mounted, if it is", DEBUGFS)
     interrupts = "the host's /proc/interrupts, which Kubernetes masks in containers from 1.34 on"
     add_flag(parser, "--interrupts", "FILE", interrupts, "/proc/interrupts")
-    asks = f"NRI socket, over which the runtime asks before it creates a container; auto: {NRI_SOCKET}, as soon as it exists"
+    asks = f"NRI socket, over which the runtime asks the agent before it creates a container; auto: {NRI_SOCKET}, as soon as it exists"
     add_flag(parser, "--nri", "auto|off|SOCKET", asks, "auto")
     keeps = "whether the agent publishes a NodeResourceTopology with the free resources of each NUMA node, for schedulers"
     add_flag(parser, "--node-topology", "on|off", keeps, "off")
-    near = "whether the agent publishes how many CPUs are free beside the free devices of each device plugin"
+    near = "whether the agent publishes how many CPUs are free near the free devices of each device plugin"
     add_flag(parser, "--near-cpus", "on|off", near, "off")
     serves = "whether the agent is the driver of ResourceClaims for CPUs (DeviceClass cpu.corepin.io); needs Kubernetes 1.36 and NRI"
     add_flag(parser, "--dra", "on|off", serves, "off")
@@ -47,12 +47,12 @@ def runtime_endpoint(args: argparse.Namespace) -> Path | None:
 
 
 def keeps_topology(args: argparse.Namespace) -> bool:
-    """Return whether the agent publishes the free resources of NUMA nodes; raise CommandFailed for another value."""
+    """Return whether the agent publishes the free resources of NUMA nodes; raise CommandFailed unless on or off."""
     return _is_on("--node-topology", args.node_topology)
 
 
 def publishes_near_cpus(args: argparse.Namespace) -> bool:
-    """Return whether the agent publishes the free CPUs beside devices; raise CommandFailed for another value."""
+    """Return whether the agent publishes the free CPUs near devices; raise CommandFailed unless on or off."""
     return _is_on("--near-cpus", args.near_cpus)
 
 

@@ -41,7 +41,7 @@ def read_json(text: str) -> Iterator[tuple[int, Any]]:
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each object; raise ValueError for anything between."""
-    decoder, at = json.JSONDecoder(), _SPACE.match(text).end()  # type: ignore[union-attr] # it matches nothing, too
+    decoder, at = json.JSONDecoder(), _SPACE.match(text).end()  # type: ignore[union-attr] # it always matches
     while at < len(text):
         if text[at] != "{":
             raise ValueError(f"no object at {at}")

@@ -19,13 +19,13 @@ MUTATIONS: Final = Path("/etc/corepin/config/mutations.yaml")
 def add_rule_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that choose the rules."""
     add_optional_flag(
-        parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if there is one"
+        parser, "--config", "FILE", f"the webhook's configuration; default: {CONFIG} if it exists"
     )
     add_optional_flag(
         parser,
         "--mutations",
         "FILE",
-        f"CMK's mutations file: what pods get that use CMK; default: {MUTATIONS} if there is one, else the built-in one",
+        f"CMK's mutations file, the additions to pods that use CMK; default: {MUTATIONS} if it exists, else built-in additions",
     )
 
 

@@ -18,7 +18,7 @@ _NO_RIGHTS: Final = "default"  # account that the webhook never gives to pods
 
 
 def account_warnings(api: Any, account: str) -> Iterator[str]:
-    """Yield a warning if role bindings name an account with this name, and one per kind that cannot be listed."""
+    """Yield a warning if role bindings name an account of this name, and one for each kind that cannot be listed."""
     if account == _NO_RIGHTS:
         return
     named: list[str] = []
@@ -33,7 +33,9 @@ def account_warnings(api: Any, account: str) -> Iterator[str]:
     if named:
         more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         problem = f"--saname: pods get an account {account}, and {', '.join(named[:MOST_NAMED])}{more} give it rights"
-        remedy = "delete these bindings, those of CMK after its last node by `corepin cmk leftovers`"
+        remedy = (
+            "delete these bindings (`corepin cmk leftovers` lists CMK's, for when no node runs CMK any more)"
+        )
         yield f"warning: {problem}: {remedy}, or name another account"
     yield from (f"warning: --saname: {it}" for it in unknown)
 

@@ -18,7 +18,7 @@ from corepin.cmk.flags import (
     warn_obsolete,
 )
 from corepin.cmk.installed import chosen_over
-from corepin.cmk.namespaces import DESPITE, marked, namespace, without_namespace
+from corepin.cmk.namespaces import CONSEQUENCE, marked, namespace, without_namespace
 from corepin.cmk.numbers import Numbers, Wanted, plan_numbers
 from corepin.cmk.overlay import CMK, Choices, agents_config, overlay
 from corepin.documents import write_out
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 EPILOG = """\
-Prints what `kubectl apply --server-side -f -` takes, and on standard error how to label the nodes; --apply does both.
-The agents run on nodes with the label corepin.io/agent=true. Give the label to nodes that come later, or repeat the
-command.
+Prints objects for `kubectl apply --server-side -f -`, and on standard error the command that labels the nodes. --apply
+applies the objects and labels the nodes. The agents run on nodes with the label corepin.io/agent=true. For nodes that
+join later, set the label or repeat the command.
 
---apply and --diff keep what is installed unless a flag says otherwise. Numbers with --all-hosts are for all nodes in no
-group (config.yaml). Numbers with --host-list are for these nodes alone: if other numbers are installed, the command
-labels the nodes with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that do not fit on a
-node whose agent has reported its CPUs. Agents read their numbers when they start. Flags of CMK that have no effect here
-are accepted with a warning.
+--apply and --diff keep the installed values of flags that are not given. Numbers with --all-hosts are for all nodes
+without a group (config.yaml). Numbers with --host-list are for these nodes only: if other numbers are installed, the
+command labels the nodes with corepin.io/cpu-group=GROUP and writes config.GROUP.yaml. It refuses numbers that do not
+fit on a node whose agent has reported its CPUs. Agents read their numbers when they start. Flags of CMK that have no
+effect here are accepted with a warning.
 
 --apply has the API server check every object first: if it refuses one, for example because another program has set a
 field, nothing is changed.
 
---apply refuses a namespace that holds pods, workloads, Services, volume claims or accounts of others, and a second
-installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. The Namespace object of
-another namespace than corepin-agent is not printed, so that `kubectl delete -f -` leaves it. --apply warns of
-bindings that give rights to an account with the name of --saname.
+--apply refuses a namespace that has pods, workloads, Services, volume claims or accounts of other programs, and a
+second installation. A namespace that it creates has the label corepin.io/created-by=cluster-init. With --namespace no
+Namespace object is printed, so that `kubectl delete -f -` does not delete it. --apply warns about role bindings that
+give rights to an account with the name in --saname.
 
 examples:
   corepin cmk cluster-init --host-list=node-1,node-2 --cmk-img=registry.example/corepin:0.1.0 --apply
@@ -84,15 +84,15 @@ def add_parser(verbs: Any) -> None:
     )
     add_host_flags(parser, "every Linux node that takes pods now")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--apply", action="store_true", help="apply it to the cluster instead of printing it")
-    text = "show what --apply would change, and change nothing; exit code 1 if anything"
+    what.add_argument(
+        "--apply", action="store_true", help="apply the objects and label the nodes, instead of printing"
+    )
+    text = "show what --apply would change, and change nothing; exit code 1 if there are changes"
     what.add_argument("--diff", action="store_true", help=text)
-    force = "with --apply: take over fields that other managers set, as kubectl's flag does"
+    force = "with --apply: take over fields that other field managers own, as kubectl's flag does"
     parser.add_argument("--force-conflicts", action="store_true", help=force)
     add_pool_flags(parser)
-    text = (
-        "group of these nodes, to which the numbers apply (default: named after the numbers, if nodes differ)"
-    )
+    text = "CPU group of the nodes, whose numbers are set (default: named after the numbers, if a group is needed)"
     parser.add_argument("--cpu-group", metavar="NAME", default="", help=text)
     _add_install_flags(parser)
     add_obsolete(parser, "--cmk-cmd-list", "--cafile", "--conf-dir")
@@ -163,7 +163,8 @@ def _print(order: Order) -> None:
     _print_objects(documents, order.namespace)
     if order.hosts and wanted.numbers.is_given and not wanted.group:
         note(
-            "warning: these are the numbers of all nodes in no group; with --apply or --cpu-group other nodes keep theirs"
+            "warning: these numbers are for all nodes without a group; add --apply or --cpu-group to set only"
+            " those of the hosts"
         )
     which = " ".join(order.hosts) if order.hosts else "-l kubernetes.io/os=linux"
     group = f" {CPU_GROUP_LABEL}={wanted.group}" if wanted.group else ""
@@ -181,7 +182,7 @@ def _warn_of_rights(account: str) -> None:
 
 
 def _print_objects(documents: list[Object], place: str) -> None:
-    """Print the objects; without the Namespace if it was chosen, so that deleting them keeps it."""
+    """Print the objects, except a Namespace that the user chose, so that deleting them keeps it."""
     from kubeyaml.writer import write_yaml
 
     write_out(write_yaml(without_namespace(marked(documents, place), place)))
@@ -191,7 +192,7 @@ def _print_objects(documents: list[Object], place: str) -> None:
         note(
             f"warning: the Namespace {place} is not printed, so that deleting the objects leaves it: {create}; {level}"
         )
-        note(f"warning: use a namespace that has nothing else: in {place} {DESPITE}")
+        note(f"warning: use a namespace that has nothing else than corepin in {place}: {CONSEQUENCE}")
 
 
 def read_hosts(given: str | None) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ DESCRIPTION = (
     "Show what the agents report about their nodes: CMK's label, taint and resources. Nothing is written."
 )
 EPILOG = """\
-The agents write all of it, and restore it if another program changes it. Exit code: 0 everything is there,
-1 something is missing, 2 the cluster could not be asked.
+The agents write these, and restore them if another program changes them. Exit code: 0 everything is there,
+1 something is missing, 2 the API server could not be reached.
 """
 
 
@@ -88,5 +88,5 @@ def _nodes(node: str | None) -> list[Any]:
         found = send(api, "GET", f"/api/v1/nodes?labelSelector={CMK_NODE_LABEL}%3Dtrue")["items"]
     if not found:
         problem = f"no node has the label {CMK_NODE_LABEL}=true"
-        raise CommandFailed(f"{problem}: no agent reports; `corepin cmk cluster-init` installs them")
+        raise CommandFailed(f"{problem}: no agent reports; `corepin cmk cluster-init` installs the agents")
     return list(found)

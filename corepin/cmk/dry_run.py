@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 4  # changed fields named of one object in the output
-REFUSED: Final = 3  # refusals named in one error
+NAMED: Final = 4  # most changed fields that the line of an object names
+REFUSED: Final = 3  # most refusals that one error names
 CONFLICT: Final = 409
 MODIFIED: Final = "object has been modified"
 # The API server's message about another program's webhook that has side effects.

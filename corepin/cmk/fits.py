@@ -45,7 +45,7 @@ def check_nodes(keys: Mapping[str, str], groups: Mapping[str, str], nodes: Mappi
         if (machine := machine_of(nodes[name])) is None:
             unknown.append(name)
         elif problem := _problem(keys, key_of(group), machine):
-            refused.append(f"node {name} could not hold {key_of(group)}: {problem}")
+            refused.append(f"node {name} cannot have {key_of(group)}: {problem}")
     return Fits(tuple(refused), tuple(unknown))
 
 

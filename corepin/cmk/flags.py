@@ -105,7 +105,7 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
         "--reserved-cpus",
         "--reserved",
         metavar="LIST",
-        help="CPUs whose cores stay with infra (default: the core of the lowest CPU outside of isolcpus)",
+        help="CPUs whose cores are reserved for the pool infra (default: the core of the lowest CPU outside of isolcpus)",
     )
     for pool in ("exclusive", "shared"):
         parser.add_argument(
@@ -116,5 +116,5 @@ def add_pool_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--excl-non-isolcpus",
         metavar="LIST",
-        help="CPUs outside of isolcpus whose cores are exclusive too, e.g. 0,3-5; -1: none (default)",
+        help="CPUs outside of isolcpus whose cores form the pool exclusive-non-isolcpus, e.g. 0,3-5; -1: none (default)",
     )

@@ -36,9 +36,12 @@ FLAGS: Final = {  # flags by the key of the configuration that they set
     "pools.shared_cores": "--num-shared-cores",
     "pools.exclusive_non_isolcpus": "--excl-non-isolcpus",
 }
-DESCRIPTION = "Show the pools that CMK's numbers would make of a machine, in the shape of its ConfigMap. Nothing is written."
+DESCRIPTION = (
+    "Show the pools that CMK's flags would create on a machine, as in CMK's ConfigMap. Nothing is written."
+)
 EPILOG = """\
-CMK left to infra what was left over; corepin reserves whole cores for it first, by default that of the lowest CPU outside of isolcpus.
+CMK put all remaining cores into the pool infra. corepin first reserves whole cores for infra, by default the core of
+the lowest CPU outside of isolcpus.
 """
 
 
@@ -46,7 +49,7 @@ def add_parser(verbs: Any) -> None:
     """Add the verb `init` to `corepin cmk`."""
     parser = verbs.add_parser(
         "init",
-        help="show the pools that CMK's numbers would make of a machine",
+        help="show the pools that CMK's flags would create on a machine",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
@@ -71,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
 
     warn_obsolete(args, OBSOLETE)
     if not args.dry_run:
-        remedy = "look with --dry-run, and set the numbers of the cluster with `corepin cmk cluster-init`"
+        remedy = "add --dry-run to see the pools, and set the numbers of the cluster with `corepin cmk cluster-init`"
         raise CommandFailed(
-            f"init: the agents cut the pools of their nodes from their configuration: {remedy}"
+            f"init: the agents create the pools of their nodes from their configuration: {remedy}"
         )
     try:
         write_out(pools_text(read_machine(args.topology), read_pools(args)))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from corepin.cmk.numbers import Planned, Wanted
     from corepin.cmk.overlay import Object
 
-NAMED: Final = 5  # nodes named in one line
+NAMED: Final = 5  # most nodes that one line names
 # Field manager of `kubectl apply --server-side`, so that users may use that command too.
 MANAGER: Final = "kubectl"
 NODES: Final = "/api/v1/nodes"

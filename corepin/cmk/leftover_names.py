@@ -83,11 +83,11 @@ _ORDER: Final = (
 )
 _NAMES_A_LINE: Final = 50
 HEADER: Final = """\
-# Objects of CMK, found by their names. See that each is CMK's, then run the commands.
+# Objects of CMK, found by their names. Check that each belongs to CMK, then run the commands.
 """
 ACCOUNT_NOTE: Final = """\
-# Pods that the webhook completes name this account: where users go on to create them, do not delete it but replace
-# it: kubectl apply -n {place} -k manifests/cmk-namespace
+# Pods that the webhook completes use this account. If users still create such pods in this namespace, do not delete
+# the account but replace it: kubectl apply -n {place} -k manifests/cmk-namespace
 """
 
 
@@ -137,8 +137,8 @@ def _not_over(nodes: Sequence[Any]) -> Iterator[str]:
     if nodes:
         names = ", ".join(node["metadata"]["name"] for node in nodes[:_NAMES_A_LINE])
         more = ", ..." if len(nodes) > _NAMES_A_LINE else ""
-        yield f"# Nodes with marks of CMK and without an agent: {names}{more}\n"
-        yield "# Hand them over first, or CMK's pods on them lose their rights and their state.\n"
+        yield f"# Nodes with CMK's label, taint or resources and without an agent: {names}{more}\n"
+        yield "# Install the agent on these nodes first, or CMK's pods on them lose their rights and their state.\n"
 
 
 def _deletions(found: Iterable[Leftover]) -> Iterator[str]:

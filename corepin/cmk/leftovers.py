@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "List objects of Intel CMK by name in all namespaces, with the commands that delete them."
 EPILOG = """\
 Nothing is changed. The output is a shell script: read it, because objects are found by their names alone. Objects that
-corepin installed, and what its agents write, are not listed. Exit code: 0 nothing is left, 1 something is, 2 the
-cluster could not be asked, or not of every kind.
+corepin installed, and what its agents write, are not listed. Exit code: 0 nothing is left, 1 objects are left,
+2 the API server could not be reached, or refused to list a kind.
 """
 PAGE: Final = 500  # objects requested in one page
 NOTHING: Final = (
@@ -76,7 +76,7 @@ def find(api: Any) -> tuple[list[Leftover], list[Any], list[str]]:
 def _agent_namespaces(api: Any) -> set[str]:
     """Return the namespaces in which agents write CMK's ConfigMap and reports.
 
-    Without the list of namespaces the agents' objects cannot be distinguished from CMK's.
+    A refusal by the API server fails the command, because the agents' objects could not be distinguished from CMK's.
     """
     shown = pages(api, f"/apis/apps/v1/daemonsets?labelSelector={AGENTS.replace('=', '%3D')}")
     return {it["metadata"]["namespace"] for it in shown}

@@ -26,7 +26,9 @@ RESERVED: Final = {
 }
 SYSTEM_PREFIX: Final = "kube-"
 REMEDY: Final = f"leave the flag out for {AGENT_NAMESPACE}, or name a namespace that has nothing else"
-DESPITE: Final = "the webhook would leave out all its pods, and the policies would refuse its accounts"
+CONSEQUENCE: Final = (
+    "the webhook would skip all pods there, and the policies would refuse writes of accounts there"
+)
 OURS: Final = "app.kubernetes.io/name=corepin"
 AGENTS: Final = f"{OURS},app.kubernetes.io/component=agent"
 # Resources whose objects show that a namespace is in use, with kind and field selector.
@@ -58,7 +60,7 @@ def namespace(text: str) -> str:
     """Return the namespace of the agents; raise CommandFailed for a reserved or invalid name."""
     why = RESERVED.get(text) or ("is part of Kubernetes" if text.startswith(SYSTEM_PREFIX) else "")
     if why:
-        raise CommandFailed(f"--namespace: {text[:60]!r} {why}: {DESPITE}; {REMEDY}")
+        raise CommandFailed(f"--namespace: {text[:60]!r} {why}: {CONSEQUENCE}; {REMEDY}")
     return namespace_name(text)
 
 
@@ -100,10 +102,12 @@ def check(api: Any, name: str) -> Found:
         return Found(exists=False)
     if shown["metadata"].get("deletionTimestamp"):
         raise CommandFailed(
-            f"--namespace: {name!r} is being deleted: wait until it is, and repeat this command"
+            f"--namespace: {name!r} is being deleted: wait until it does not exist any more, and repeat this command"
         )
     if foreign := first_of_others(api, name):
-        raise CommandFailed(f"--namespace: {name!r} holds objects of others ({foreign}): {DESPITE}; {REMEDY}")
+        raise CommandFailed(
+            f"--namespace: {name!r} has objects of other programs ({foreign}): {CONSEQUENCE}; {REMEDY}"
+        )
     return Found(exists=True, is_created_by_us=is_created_by_us(shown))
 
 
@@ -154,7 +158,7 @@ def _check_other_agents(api: Any, name: str) -> None:
     selector = f"labelSelector={_quoted(AGENTS)}&fieldSelector={_quoted(f'metadata.namespace!={name}')}"
     for it in _first(api, f"/apis/apps/v1/daemonsets?limit=1&{selector}", "whether agents run elsewhere"):
         place = it["metadata"]["namespace"]
-        problem = f"--namespace: {name!r} would be a second installation, beside DaemonSet {place}/{it['metadata']['name']}"
+        problem = f"--namespace: {name!r} would be a second installation, next to DaemonSet {place}/{it['metadata']['name']}"
         remove = f"remove that one first with `corepin cmk uninstall --all-hosts --namespace={place} --apply`"
         raise CommandFailed(f"{problem}: write --namespace={place}, or {remove}")
 

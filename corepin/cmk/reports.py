@@ -30,7 +30,8 @@ TEXTS: Final = {
     ),
     "node-report": (
         "show pools, sockets, cores and CPUs of a node",
-        "Prints JSON, as CMK's `node-report` does. With the component `cmk` the agents write the same as objects, without this command.",
+        "Prints JSON, as CMK's `node-report` does. "
+        "With the component `cmk` the agents also write this report, as objects in the cluster.",
     ),
     "reconcile": (
         "show which CPUs were free again after their process died without releasing them",
@@ -53,7 +54,9 @@ def add_parsers(verbs: Any) -> None:
         add_obsolete(parser, *OBSOLETE)
         if verb in KINDS:
             parser.add_argument(
-                "--publish", action="store_true", help="write it as an object too, through the kubeconfig"
+                "--publish",
+                action="store_true",
+                help="also write the report as an object, through the kubeconfig",
             )
             parser.add_argument(
                 "--interval",
@@ -108,5 +111,5 @@ def _publish(kind: tuple[str, str], node: str, namespace: str, report: dict[str,
         try:
             send(api, "PATCH", f"{path}?fieldManager={PRODUCT}&force=true", document, APPLY_PATCH)
         except Answered as error:
-            remedy = "the component `cmk` brings the kinds, and --namespace names where the agents write"
+            remedy = "install the component `cmk`, which defines the kind, or name the agents' namespace with --namespace"
             raise CommandFailed(f"{error}: {remedy}") from error

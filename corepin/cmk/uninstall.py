@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 OBSOLETE: Final = {
     "--install-dir": "the agent of a node knows where it installed the command `cmk`",
-    "--conf-dir": "there is none",
+    "--conf-dir": "corepin has no such directory",
 }
 DESCRIPTION = "Remove the agents from nodes on which `corepin cmk cluster-init` installed them, with everything they wrote."
 EPILOG = """\
@@ -105,18 +105,20 @@ def the_rest(namespace: str, *, is_ours: bool) -> tuple[str, ...]:
     chosen = "" if namespace == AGENT_NAMESPACE else f" --namespace={namespace}"
     # Earlier versions accepted these namespaces.
     if namespace in RESERVED or namespace.startswith(SYSTEM_PREFIX):
-        lines.append(f"the rest: kubectl -n {namespace} delete {','.join(IN_NAMESPACE)} -l {AGENTS}")
+        lines.append(
+            f"to remove the rest: kubectl -n {namespace} delete {','.join(IN_NAMESPACE)} -l {AGENTS}"
+        )
         chosen = ""
-    lines.append(f"the rest: corepin cmk cluster-init --all-hosts{chosen} | {delete}")
+    lines.append(f"to remove the rest: corepin cmk cluster-init --all-hosts{chosen} | {delete}")
     if namespace == AGENT_NAMESPACE:
         return tuple(lines)
     if not is_ours:
         return (
             *lines,
-            f"the namespace {namespace} stays: corepin did not create it, or it holds objects of others",
+            f"the namespace {namespace} stays: corepin did not create it, or it has objects of other programs",
         )
     chosen = f"-l {CREATED_BY}={CREATED_BY_CLUSTER_INIT} --field-selector=metadata.name={namespace}"
-    return (*lines, f"the namespace: kubectl delete namespaces {chosen}")
+    return (*lines, f"to remove the namespace: kubectl delete namespaces {chosen}")
 
 
 def reset_pod(daemon_set: Object, node: str) -> Object:

@@ -1,4 +1,4 @@
-"""The node for CMK's report commands, read from this machine's agent, or from objects in the API server."""
+"""State of a node for CMK's report commands, from this machine's agent or from objects in the API server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_view(args: argparse.Namespace) -> View:
 
 
 def view_of_state(text: bytes) -> View:
-    """Return the view of the agent's state; raise CommandFailed for another version's."""
+    """Return the view of the agent's state; raise CommandFailed if another version of corepin wrote it."""
     try:
         state = decode(AgentState, text)
         sets = state.sets
@@ -105,7 +105,7 @@ def _of_cluster(node: str, namespace: str) -> View:
 
 
 def view_of_objects(node: str, topology: str, written: Mapping[str, Any], report: Mapping[str, Any]) -> View:
-    """Return the view of an agent's objects; raise CommandFailed for another version's."""
+    """Return the view of an agent's objects; raise CommandFailed if another version of corepin wrote them."""
     from kubeyaml.reader import BadYAML, read_yaml
 
     try:

@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_socket_flag(parser)
     add_optional_flag(
-        parser, "--node", "NAME", "this node's name in the cluster; default: the one that the agent has"
+        parser, "--node", "NAME", "this node's name in the cluster; default: the name that the agent reports"
     )
     add_host_flags(parser)
     add_context_flag(parser)
@@ -120,7 +120,7 @@ def _facts(args: argparse.Namespace) -> Facts:
 
 
 def _groups(config: Path) -> frozenset[str] | None:
-    """Return the node groups that have a configuration file; None outside of the agent's pod, without such files."""
+    """Return the node groups that have a configuration file; None without their directory, which agents' pods have."""
     from pinning.planning.cpu_groups import groups_among
 
     try:
@@ -196,7 +196,7 @@ def _numa(node: str | None, context: str | None) -> NUMAFacts:
 
 
 def _near(node: str | None, context: str | None) -> NearFacts:
-    """Return the counts of CPUs beside devices that the Node publishes, or why they cannot be read."""
+    """Return the counts of CPUs near devices that the Node publishes, or why they cannot be read."""
     from agent.doctor.near import NearFacts
     from corepin.node.kube_node import read_node
 

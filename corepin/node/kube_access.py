@@ -29,7 +29,7 @@ PROXIES: Final = ("http://", "https://")
 
 
 def cluster_access(context: str | None = None) -> Reach:
-    """Return the access of KUBECONFIG, else of this pod, else of ~/.kube/config; raise CommandFailed for none.
+    """Return the access by KUBECONFIG, else this pod's account, else ~/.kube/config; raise CommandFailed for none.
 
     A given context always selects a kubeconfig, in a pod too.
     """
@@ -59,7 +59,7 @@ def cluster_client(context: str | None, seconds: float) -> Iterator[httpx.Client
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandFailed(
             f"the API server is out of reach: {access.url}: {str(error) or type(error).__name__}:"
-            " see that this address is right, and that this machine reaches it"
+            " check that this address is right, and that this machine reaches it"
         ) from error
 
 

@@ -20,7 +20,7 @@ _LISTED = 5  # nodes named in a message
 
 @dataclass(frozen=True)
 class KubeNode:
-    """A node with its annotations."""
+    """A node's annotations, allocatable resources and labels."""
 
     name: str
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class KubeNode:
         text = self.annotations.get(name)
         if not text:
             raise CommandFailed(
-                f"node {self.name} has no annotation {name}: no corepin agent reports from there"
+                f"node {self.name} has no annotation {name}: no corepin agent reports from this node"
             )
         return text
 
@@ -59,7 +59,7 @@ def read_node(name: str, context: str | None = None) -> KubeNode:
 
 
 def read_topology(name: str, context: str | None = None) -> Any:
-    """Return a node's NodeResourceTopology, None if it has none; raise CommandFailed if that is unknown."""
+    """Return a node's NodeResourceTopology, None if it has none; raise CommandFailed if the API server cannot tell."""
     try:
         return get(f"{_TOPOLOGIES}/{quote(name, safe='')}", f"topology of node {name}", context)
     except NotFound:

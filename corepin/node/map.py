@@ -53,12 +53,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--node", metavar="NAME", type=filled, help="a node of the cluster, instead of this machine"
     )
     add_context_flag(parser)
-    add_ways(parser)
+    add_output_flags(parser)
     return parser
 
 
-def add_ways(parser: argparse._ActionsContainer) -> None:
-    """Add the flags for repeated output and for colour."""
+def add_output_flags(parser: argparse._ActionsContainer) -> None:
+    """Add the flags for repeated output and for JSON."""
     parser.add_argument("--watch", action="store_true", help="redraw at each change, until Ctrl-C")
     add_output_flag(parser, "JSON")
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace) -> Callable[[], Painted]:
-    """Return a function that reads and draws the node; it raises CommandFailed if there is none."""
+    """Return a function that reads and draws the node; it raises CommandFailed if the node cannot be read."""
     if args.output == "json":
         return lambda: Painted(json_text(_cluster_machine(args) if args.node else _local_state(args.socket)))
     return lambda: _text(_cluster_view(args) if args.node else _local_view(args.socket))

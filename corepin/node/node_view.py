@@ -37,12 +37,12 @@ class NodeView:
     containers: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     start: str = ""  # how new containers get their CPUs
-    caches: str = ""  # text: whether claims get CPUs of one last-level cache
-    near: str = ""  # free CPUs beside devices, if these are counted
+    caches: str = ""  # whether claims get CPUs of one last-level cache
+    near: str = ""  # free CPUs near devices, if these are counted
 
 
 def view_of_state(text: bytes) -> NodeView:
-    """Return the view of the agent's state; raise CommandFailed for another version's."""
+    """Return the view of the agent's state; raise CommandFailed if another version of corepin wrote it."""
     try:
         return _of_state(decode(AgentState, text))
     except PinningError as error:
@@ -50,7 +50,7 @@ def view_of_state(text: bytes) -> NodeView:
 
 
 def view_of_annotations(node: str, topology: str, pools: str) -> NodeView:
-    """Return the view of a node's two annotations; raise CommandFailed for another version's."""
+    """Return the view of a node's two annotations; raise CommandFailed if another version of corepin wrote them."""
     try:
         return _of_annotations(node, decode_topology(topology), decode(Pools, pools))
     except PinningError as error:
@@ -109,13 +109,13 @@ def _caches(sets: Sets, *, observes: bool) -> str:
         return ""
     if sets.align_uncore:
         return "claims get CPUs of one last-level cache where one has room (alignUncore)"
-    return "claims get CPUs whatever their last-level caches (alignUncore is off)"
+    return "claims get CPUs without regard to last-level caches (alignUncore is off)"
 
 
 _STARTS = {
     "nri": "containers get their CPUs before their first instruction (NRI)",
-    "cgroup": "containers get their CPUs when their cgroup is made",
-    "runtime": "containers get their CPUs when the runtime shows them",
+    "cgroup": "containers get their CPUs when their cgroup is created",
+    "runtime": "containers get their CPUs when the runtime lists them",
 }
 _LEFT_OUT = "the Node has no room for {} more owners: `corepin map` on the node itself shows all"
 _OBSERVES = (
@@ -151,9 +151,9 @@ def _machine(vm: Machine) -> Iterator[str]:
     if vm.vhost:
         yield f"vhost on {vm.vhost}"
     if vm.refused:
-        yield f"the kernel keeps {' and '.join(vm.refused)} elsewhere"
+        yield f"the kernel keeps {' and '.join(vm.refused)} on other CPUs"
     if vm.reason:
-        yield f"not one to one ({vm.reason})"
+        yield f"vCPUs not pinned one to one ({vm.reason})"
     if vm.note:
         yield vm.note
 
@@ -161,7 +161,7 @@ def _machine(vm: Machine) -> Iterator[str]:
 def _words(container: Container, *, in_vm: bool) -> Iterator[str]:
     """Yield texts about the CPUs of a container, assigned and as read from the kernel."""
     others = container.shared_cpus
-    # Containers without a claim run on the CPUs of the pod's machine, which others of the pod may own.
+    # Containers without a claim run on the CPUs of the pod's machine, which other containers of the pod may own.
     where = f"{container.policy} on CPUs" if container.policy else "shared CPUs"
     if container.policy == POD:
         where = "on CPUs of its pod"
@@ -207,12 +207,12 @@ def _proof(applied: Applied, wanted: CPUSet) -> Iterator[str]:
     else:
         yield f"but the kernel lets it use {applied.cpus}"
     if applied.outside:
-        yield f"{_tasks(applied.outside)} allowed elsewhere"
+        yield f"{_tasks(applied.outside)} allowed on other CPUs"
     if applied.narrowed:
         yield f"{_tasks(applied.narrowed)} on fewer of them, by their own choice"
     if tally := applied.affinity:
-        parts = f"{_tasks(tally.home)} on its own by affinity, {tally.others} on the shared ones"
-        yield f"{parts}, {tally.both} on both" if tally.both else parts
+        parts = f"{_tasks(tally.home)} bound to its own CPUs by affinity, {tally.others} to the shared CPUs"
+        yield f"{parts}, {tally.both} to both" if tally.both else parts
 
 
 def _noise(noise: Noise) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _noise(noise: Noise) -> Iterator[str]:
         "softirqs": noise.softirqs,
         "ms of waiting": None if noise.wait_seconds is None else 1000 * noise.wait_seconds,
         "involuntary switches": noise.involuntary_switches,
-        "slices of others": noise.other_slices,
+        "time slices of other tasks": noise.other_slices,
     }
     seconds = max(noise.seconds, 1.0)
     known = [f"{count / seconds:.3g} {what}" for what, count in counts.items() if count is not None]

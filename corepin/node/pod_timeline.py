@@ -26,7 +26,7 @@ _TO_SECONDS: Final = len("2026-11-20T10:00:00")
 # Order of the stages of entries within the same second, from cause to effect.
 _STAGES: Final = ("claim", "admission", "node", "devices", "start", "decision", "refusal", "event", "proof")
 _GUARD: Final = (
-    "a runtime that has corepin's guard starts none of its containers before the agent has set its CPUs"
+    "a runtime with corepin's guard starts none of the pod's containers before the agent has set their CPUs"
 )
 _OF_REASONS: Final = {
     "Pinned": "decision",
@@ -56,7 +56,7 @@ class Timeline:
 def timeline_of(
     pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], now: datetime | None = None
 ) -> Timeline:
-    """Return the timeline of a pod, from its API object and its events; `now` is the time of day for ages."""
+    """Return the timeline of a pod, from its API object and its events; `now` is the current time, for ages."""
     status = agent_status(pod)
     recorded = list(_events(events))
     entries = [*_claims(pod), *_admission(pod), *_node(pod), *_starts(pod), *recorded]
@@ -96,7 +96,7 @@ def _claims(pod: Mapping[str, Any]) -> Iterator[Entry]:
     for claim in claims.claims:
         yield Entry(time, "claim", f"{claim.container} wants {_wish(claim)}")
     for cause in claims.causes:
-        yield Entry(time, "claim", f"cannot hold: {cause.field}: {cause.message}")
+        yield Entry(time, "claim", f"invalid: {cause.field}: {cause.message}")
     yield from (Entry(time, "claim", words) for words in _named_claims(pod, claims))
     has_any = claims.claims or claims.budget or claims.causes or pod["spec"].get("resourceClaims")
     if not has_any:
@@ -111,7 +111,7 @@ def _named_claims(pod: Mapping[str, Any], claims: PodClaims) -> Iterator[str]:
     asked = (pod["spec"].get("resourceClaims") or ())[:MOST_CLAIMS]
     missing = len(asked) - len(claim_names(cast("Pod", pod)))
     if missing > 0:
-        yield f"ResourceClaims that are not made from their templates yet: {missing}"
+        yield f"ResourceClaims that are not created from their templates yet: {missing}"
 
 
 def _budget(claims: PodClaims) -> str:
@@ -149,7 +149,7 @@ def _admission(pod: Mapping[str, Any]) -> Iterator[Entry]:
     if CMK_INJECTED in annotations:
         yield Entry(time, "admission", "the webhook added CMK's mounts, variable and toleration")
     if annotations.get(GUARDED) == GUARDED_VALUE:
-        yield Entry(time, "admission", f"it is marked {GUARDED}: {_GUARD}")
+        yield Entry(time, "admission", f"it has the annotation {GUARDED}: {_GUARD}")
     if any(it["name"] == GATE_CONTAINER for it in pod["spec"].get("initContainers") or ()):
         yield Entry(time, "admission", f"the webhook added the init container {GATE_CONTAINER}")
 
@@ -165,7 +165,7 @@ def _starts(pod: Mapping[str, Any]) -> Iterator[Entry]:
     for container in pod["status"].get("containerStatuses") or ():
         running = (container.get("state") or {}).get("running")
         if running:
-            again = f", its restart {container['restartCount']}" if container.get("restartCount") else ""
+            again = f", restart {container['restartCount']}" if container.get("restartCount") else ""
             yield Entry(running.get("startedAt") or "", "start", f"{container['name']} started{again}")
 
 
@@ -238,8 +238,8 @@ def _devices(status: PodStatus) -> Iterator[Entry]:
 
 
 def _sharing(container: Container) -> str:
-    """Return a text on the shared CPUs that a container may also use, and the effect on its threads and limit."""
-    words = f"may run on CPUs {container.shared_cpus} too, beside others"
+    """Return a text about the shared CPUs that a container may also use, and the effect on its threads and limit."""
+    words = f"may also run on CPUs {container.shared_cpus}, which other containers use"
     if container.confined_by == "affinity":
         words += "; threads that the application does not move there are kept off them by their affinity"
     if container.cpu_limit == "unset":
@@ -251,7 +251,7 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
     for name, container in status.containers.items():
         if applied := container.applied:
             path = PATH_WORDS.get(applied.path, applied.path)
-            whom = f"{name}, but for threads that were moved," if container.shared_cpus else name
+            whom = f"{name}, except threads that were moved," if container.shared_cpus else name
             message = f"the kernel keeps {whom} on CPUs {applied.cpus}, {path}"
             yield Entry(applied.time, "proof", message + _window(applied.window_seconds))
         if container.not_proven:
@@ -266,7 +266,7 @@ def _proofs(status: PodStatus) -> Iterator[Entry]:
             yield Entry(noise.since, "proof", f"{name} is disturbed on its CPUs: {noise_words(noise.kind)}")
     if machine := status.vm:
         vcpus = ", ".join(f"{number} on {cpus}" for number, cpus in enumerate(machine.vcpus))
-        yield Entry(machine.time, "proof", f"the kernel keeps its vCPUs so: {vcpus}")
+        yield Entry(machine.time, "proof", f"the kernel keeps its vCPUs on these CPUs: {vcpus}")
 
 
 def _window(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from published.pod_status import Container, PodStatus
 
 _OVER = frozenset({"Succeeded", "Failed"})
-# Reasons of refusals that every pod has for a moment while it starts.
+# Waiting reasons that every container has for a moment while it starts.
 _ON_THE_WAY = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -36,7 +36,7 @@ def waits_of(pod: Mapping[str, Any], status: PodStatus | None) -> Iterator[str]:
     for claim in status.claims if status else ():
         if claim.waits:
             tries = f"{claim.tries} time{'s' * (claim.tries != 1)}"
-            yield f"the kubelet to prepare claim {claim.name}, which has its CPUs since {claim.waits}; reminded {tries}"
+            yield f"the kubelet to prepare claim {claim.name}, which has its CPUs since {claim.waits}; the agent reminded it {tries}"
     for name, container in status.containers.items() if status else ():
         yield from _of_container(name, container)
     yield from _of_kubelet(pod)
@@ -68,4 +68,4 @@ def _of_kubelet(pod: Mapping[str, Any]) -> Iterator[str]:
             yield f"{GATE_CONTAINER}, which ends when the agent has assigned every CPU that the pod must have"
         waiting = state.get("waiting") or {}
         if waiting and waiting.get("reason") not in _ON_THE_WAY:
-            yield f"{container['name']} ({waiting.get('reason')}): {waiting.get('message', 'no more is known')}"
+            yield f"{container['name']} ({waiting.get('reason')}): {waiting.get('message', 'no details')}"

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 def _read(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     """Return the pod and its own events, without those of an older pod of that name."""
     namespace, _, name = args.pod.rpartition("/")
-    # The API server takes an empty name for all pods of the namespace.
+    # With an empty name the API server would return all pods of the namespace.
     if not _NAME.fullmatch(name) or "/" in namespace:
         raise CommandFailed(f"{truncate(args.pod, NAME)!r} names no pod: write POD or NAMESPACE/POD")
     if args.namespace and namespace and args.namespace != namespace:
@@ -109,6 +109,6 @@ def _waits(timeline: Timeline, width: int) -> Iterator[str]:
 
 
 def _hanging(head: str, message: str, width: int) -> list[str]:
-    """Return a text beside its head, or below it on a narrow screen."""
+    """Return the lines of a text, to the right of its head, or below it on a narrow screen."""
     margin = " " * (len(head) if len(head) <= width // 2 else 4)
     return wrap(plain(message), width, initial_indent=head, subsequent_indent=margin, break_on_hyphens=False)

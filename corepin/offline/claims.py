@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Observed
     from pinning.planning.refusal import Refusal
 
-MOST_CLAIMS: Final = 1024  # limit, because each claim plans the node once more
+MOST_CLAIMS: Final = 1024  # limited, because the node is planned once more for each claim
 OBSERVING: Final = (
     "corepin only observes this node and offers claims no devices: set observe to false in its configuration"
 )
@@ -61,7 +61,7 @@ class PlannedClaim(NamedTuple):
 
 
 def read_claims(flags: Sequence[str]) -> tuple[int, ...]:
-    """Return the number of CPUs of each claim in the flags `--claim`; raise CommandFailed."""
+    """Return the number of CPUs of each claim in the flags `--claim`; raise CommandFailed for an invalid one."""
     if len(flags) > MOST_CLAIMS:
         raise CommandFailed(f"--claim is given {len(flags)} times: give it at most {MOST_CLAIMS} times")
     return tuple(map(_amount, flags))
@@ -94,7 +94,7 @@ class ClaimsOnNode(NamedTuple):
 def plan_claims(
     seen: Observed, now: ClaimsOnNode, config: NodeConfig, amounts: Sequence[int]
 ) -> Iterator[ClaimsOnNode]:
-    """Plan one claim of each of these numbers of CPUs after the other; yield the node after each."""
+    """Plan a claim for each number of CPUs in `amounts`, one after the other; yield the node after each."""
     read = frozenset((pod.namespace, name, pod.uid) for pod in seen.pods for name in pod.claim_names)
     sets = node_sets(seen.topology, seen.universe, config)
     known: dict[str, DeviceClaim] = {}

@@ -1,6 +1,6 @@
 """Container requests that the API server fills in, for documents that no API server has read. Pure.
 
-A limit without a request becomes the request too, before a webhook reviews a pod and again after each change by one
+A limit without a request becomes the request too, before webhooks review a pod and again after each webhook's changes
 (`SetDefaults_Pod` of Kubernetes 1.37.1, for containers and init containers). The API server leaves pod templates as they
 are, and fills in the requests of their pods. It fills in pod-level amounts after admission, from those of the
 containers; the rules compute them (`pinning/pods/qos.py`).

@@ -104,7 +104,7 @@ class NodeDevices:
         return {index for given in self.held.values() for indices in given.values() for index in indices}
 
     def _give(self, key: str, document: Planned) -> str:
-        """Assign all devices of a pod, or none if one is missing, as the kubelet does; return why none, else ""."""
+        """Assign all devices of a pod, or none if one is missing, as the kubelet does; return the reason, else ""."""
         self.held[key] = {}
         asked = list(self._asked(document))
         wishes = self.chosen.get(key, {})
@@ -125,7 +125,7 @@ class NodeDevices:
                 index = next((index for index in free if self.devices[index].nodes == nodes), None)
                 if index is None:
                     where = f"on NUMA node {nodes}" if nodes else "without a NUMA node"
-                    return f"container {name} is to have a {resource} {where}, and none is free"
+                    return f"--devices gives container {name} a {resource} {where}, and none is free"
                 free.remove(index)
                 chosen.append(index)
             chosen += self.chance.sample(free, wanted - len(chosen))
@@ -135,7 +135,7 @@ class NodeDevices:
         return ""
 
     def _asked(self, document: Planned) -> Iterable[tuple[str, str, int]]:
-        """Yield container, resource and number; ordinary init containers use the devices of the others."""
+        """Yield container, resource and number; init containers other than sidecars use the devices of the others."""
         known = sorted({device.resource for device in self.devices})
         for member in members(document.pod):
             limits = (member.container.get("resources") or {}).get("limits") or {}

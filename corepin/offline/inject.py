@@ -20,8 +20,8 @@ EPILOG = """\
 Pods and the pod templates of Deployments, StatefulSets, DaemonSets, ReplicaSets,
 Jobs and CronJobs are completed; every other document is printed as it is.
 Comments are dropped, the order of keys is kept. Warnings go to standard error.
-A limit without a request is the request too, as on the API server, and no request
-is written beside it.
+A limit without a request counts as the request too, as on the API server, but the
+request is not written.
 
 exit code: 0 printed, 2 a document could not be read (then nothing is printed)
 example:   corepin inject -f pod.yaml | kubectl apply -f -

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, ResourceRequirements
     from webhook.rules.vms import VirtObject
 
-MILLICORES: Final = 100  # CPU request for each shared vCPU: KubeVirt's default cpuAllocationRatio is 10
+# CPU request for each vCPU of a machine without dedicated CPUs, by KubeVirt's default cpuAllocationRatio of 10.
+MILLICORES: Final = 100
 
 
 def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest | None]:
@@ -70,7 +71,7 @@ def _disks(item: Item, template: Template) -> list[dict[str, Any]]:
 
 
 def _as_given(given: ResourceRequirements, cpus: int) -> ResourceRequirements:
-    """Return the CPU request of a machine without dedicated CPUs: the user's, else a tenth of a CPU per vCPU."""
+    """Return request and limit of a machine without dedicated CPUs; if it has none, a tenth of a CPU per vCPU."""
     request, limit = (given.get("requests") or {}).get("cpu"), (given.get("limits") or {}).get("cpu")
     requested = request or limit or f"{cpus * MILLICORES}m"
     return {"requests": {"cpu": requested}, "limits": {"cpu": limit} if limit else {}}

@@ -1,4 +1,4 @@
-"""Count the free CPUs of a planned node beside its free devices, as an agent with `nearCPUs` publishes them."""
+"""Count the free CPUs of a planned node near its free devices, as an agent with `--near-cpus` publishes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def near_free(node: PlannedNode, step: Step) -> dict[str, NearCPUs]:
-    """Return the number of CPUs that are free beside whichever device is assigned next, by counting resource."""
+    """Return by resource how many CPUs are free near the device that is assigned next, at least."""
     sets, topology, ledger = node.sets, node.topology, step.ledger
     kinds: dict[str, Counter[CPUSet]] = {device.resource: Counter() for device in node.devices}
     for device in step.free_devices:

@@ -90,7 +90,7 @@ def _add_devices_and_claims(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="devices of the machine by their NUMA nodes, e.g. nvidia.com/gpu=0,0,1,1: pods that ask for some get any free"
-        " ones, and CPUs beside them",
+        " ones, and CPUs near them",
     )
     parser.add_argument(
         "--devices",
@@ -172,10 +172,10 @@ def _documents(sources: list[str]) -> list[Planned]:
 
 
 def _not_planned(pods: Collection[str], documents: list[Planned]) -> Iterator[str]:
-    """Yield the pods for which devices are chosen and which no document defines."""
+    """Yield a note about pods for which --devices chooses devices and which no document defines."""
     planned = {f"{document.namespace}/{name}" for document in documents for name in document.names}
     if others := [pod for pod in pods if pod not in planned]:
-        yield f"--devices names pods that no document brings: {_listed(others)}"
+        yield f"--devices names pods that no document defines: {_listed(others)}"
 
 
 def _named(item: Item) -> str:

@@ -111,7 +111,7 @@ def _why(topology: Topology, assignment: Assignment) -> str:
     memory = f"; memory of NUMA node {assignment.mems} alone" if assignment.mems else ""
     apart = assignment.cpus & topology.isolated
     note = "; isolcpus: the kernel does not balance threads there" if len(apart) > 1 else ""
-    shared = "; beside these the shared set, for threads that it moves there" if asked(assignment) else ""
+    shared = "; also the shared set, for threads that it moves there" if asked(assignment) else ""
     return f"{policy_word(assignment)}, {where}: {_rule(assignment)}{memory}{shared}{note}"
 
 
@@ -126,7 +126,7 @@ def _beside_one(row: Mapping[str, Any]) -> str:
     if row["near"] is None:
         return f"; with {what}, whose NUMA node is not known"
     where = f"NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
-    return f"; {'beside' if row['near'] else 'not all beside'} {what} on {where}"
+    return f"; {'near' if row['near'] else 'not all near'} {what} on {where}"
 
 
 def _rule(assignment: Assignment) -> str:
@@ -160,7 +160,7 @@ def _memory(node: PlannedNode, held: list[Assignment]) -> Iterator[str]:
 def _idle_cost(held: list[Assignment]) -> Iterator[str]:
     for assignment in held:
         if assignment.idle:
-            yield f"{assignment.name} keeps CPU{'s' * (len(assignment.idle) > 1)} {assignment.idle} idle: {len(assignment.idle)} besides those that it runs on"
+            yield f"{assignment.name} keeps CPU{'s' * (len(assignment.idle) > 1)} {assignment.idle} idle: {len(assignment.idle)} in addition to those that it runs on"
 
 
 def _sidecar_cost(step: Step) -> Iterator[str]:
@@ -177,4 +177,4 @@ def _sidecar_cost(step: Step) -> Iterator[str]:
         for member in members(step.documents[key].pod):
             cpu = millicores(member.requests.get("cpu", 0))
             if cpu and (key, member.name) not in owners and not member.is_gate:
-                yield f"{key}/{member.name} requests {cpu}m CPU beside the pinned containers, and has no CPUs of its own"
+                yield f"{key}/{member.name} requests {cpu}m CPU in addition to the pinned containers, and has no CPUs of its own"

@@ -38,7 +38,7 @@ class Planned:
     names: tuple[str, ...]  # names of its pods
     pod: Pod
     why_none: str = ""  # why the document has no pods; empty: it has some
-    guest: Guest | None = None  # guest of a launcher whose machine has dedicated CPUs; None: another pod
+    guest: Guest | None = None  # guest of a launcher whose machine has dedicated CPUs; None: no such pod
 
     @property
     def owner(self) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class PlannedNode:
 
     @property
     def sets(self) -> NodeSets:
-        """The sets of the node, independent of pods."""
+        """The CPU sets of the node, independent of pods."""
         return node_sets(self.topology, self.topology.online, self.config)
 
     @property
@@ -167,7 +167,7 @@ class _Pods:
 
 
 def _seen(read: SeenPod, key: str, created: str, before: tuple[SeenPod, Planned] | None) -> SeenPod:
-    """Return a pod by its key; without uid its key identifies it, without creation time its first event's order."""
+    """Return a pod named by its key. A missing uid or creation time is that of `before`, else the key or `created`."""
     uid, age = (before[0].uid, before[0].created) if before else (key, created)
     namespace, _, name = key.partition("/")
     return replace(read, uid=read.uid or uid, namespace=namespace, name=name, created=read.created or age)

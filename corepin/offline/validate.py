@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Validate pods, workloads and virtual machines as the webhook does. Needs no cluster."
 EPILOG = """\
-A pod is validated as it is after `corepin inject`, as in the cluster, where a limit
-without a request is the request too.
+A pod is validated as it is after `corepin inject`. As in the cluster, a limit
+without a request counts as the request too.
 Problems of a workload's pod template are warnings, as in the cluster. Kinds that
 corepin does not know are valid.
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Find the problems that prevent pinning on a node, each with its remedy."
 EPILOG = """\
-`corepin doctor` runs in the pod of the node's agent, by `kubectl exec`. Nothing is changed. Without --node the only node
-that has an agent is meant. Only a pod of the agents' namespace whose controller is a DaemonSet there is trusted with
-the terminal and the exit code: any user may set the agent's labels. Exit code: 0 no problem, 1 problems found,
-2 the checks failed.
+`corepin doctor` runs in the pod of the node's agent, by `kubectl exec`. Nothing is changed. Without --node the
+only node that has an agent is checked. Only a pod of the agents' namespace whose controller is a DaemonSet there is
+trusted with the terminal and the exit code, because any user may set the agent's labels. Exit code: 0 no problem,
+1 problems found, 2 the checks failed.
 """
 SELECTOR: Final = f"app.kubernetes.io/name={PRODUCT},app.kubernetes.io/component=agent"
 CONTAINER: Final = "agent"
@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         done = subprocess.run([*kubectl, *there, *flags], capture_output=True, check=False)  # noqa: S603 - as its user types it
     except FileNotFoundError as error:
-        raise CommandFailed("kubectl is not on the PATH, and it has to reach the agent's pod") from error
+        raise CommandFailed(
+            "kubectl is not on the PATH: install it, because the doctor runs in the agent's pod by `kubectl exec`"
+        ) from error
     if done.stderr:
         write_error(done.stderr.decode(errors="replace").rstrip("\n"))
     text = done.stdout.decode(errors="replace")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import argparse
 
 EPILOG = """\
-The annotations of the node are read: they hold the machine and the owners of its CPUs. Without --node the only node
-that has an agent is meant. Exit code: 0 shown, 2 the node could not be read.
+The annotations of the node are read: they hold the machine and the owners of its CPUs. Without --node the
+command shows the only node that has an agent. Exit code: 0 shown, 2 the node could not be read.
 """
 
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--node", metavar="NAME", type=filled, help="a node of the cluster")
     add_context_flag(parser)
-    node_map.add_ways(parser)
+    node_map.add_output_flags(parser)
     return parser
 
 

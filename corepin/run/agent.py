@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 CONFIG = Path(AGENT_CONFIG)
 TAINTS = frozenset({"cmk", "overcommit"})
-# The flag has the same values for agent and webhook; the agent uses only the first gate.
+# The flag has the same values for agent and webhook; the agent uses only GATE_CPU_MANAGER.
 GATES = frozenset({GATE_CPU_MANAGER, GATE_SIDECAR})
 DESCRIPTION = "Own the CPUs of one node: pin the containers with CPU claims, and verify it in the kernel."
 EPILOG = """\
@@ -72,7 +72,7 @@ def add_parser(
         parser,
         "--kubelet-configz",
         "https://NODE:10250/configz",
-        "ask the kubelet at start which CPUs it reserves, and its policy; needs `get` on nodes/configz; default: off",
+        "ask the kubelet at start for its reserved CPUs and its CPU manager policy; needs `get` on nodes/configz; default: off",
     )
     add_optional_flag(
         parser,
@@ -81,7 +81,7 @@ def add_parser(
         "answer `cmk isolate` of containers that mount this directory of the host; default: off",
     )
     _add_quiet_flags(parser)
-    near = "place containers beside devices of ResourceClaims too; needs `list` on resourceslices"
+    near = "place containers near devices of ResourceClaims too; needs `list` on resourceslices"
     add_flag(parser, "--near-dra", "on|off", near, "off")
     _add_served_flags(parser)
     _add_api_flags(parser)
@@ -212,7 +212,7 @@ def _near_dra(args: argparse.Namespace) -> bool:
 
 
 def _first_config(args: argparse.Namespace) -> NodeConfig:
-    """Return the configuration of the flags; with an API server the node's label chooses one later."""
+    """Return the file's configuration with --pods-dir; else the default, until the node's label chooses a file."""
     from pinning.planning.node_config import DEFAULT
 
     return _files(args).load(NO_GROUP) if args.pods_dir else DEFAULT

@@ -19,7 +19,7 @@ DAYS: Final = 365
 MOST_DAYS: Final = 36500
 EPILOG = """\
 Writes ca.crt, ca.key, tls.crt and tls.key (ECDSA P-256) into the directory; the
-private ones are readable by their owner only.
+keys are readable by their owner only.
 
 example: corepin certs issue --dir pki --dns localhost --ip 127.0.0.1
 """

@@ -30,9 +30,9 @@ DESCRIPTION: Final = (
     "Issue and rotate the webhook's CA and certificate, and publish the CA in every caBundle."
 )
 EPILOG: Final = """\
-Every step is decided from the Secret, the webhook configurations, what the replicas show, and the clock, so that the
-program may be killed at any point and continues from there. It needs get and patch on that Secret and on the named configurations, and may create
-events. A new CA at once: kubectl annotate secret NAME certs.corepin.io/rotate=ca
+Every step is decided from the Secret, the webhook configurations, the replicas' certificates, and the clock, so that
+the program may be killed at any point and continues from there. It needs get and patch on that Secret and on the named
+configurations, and may create events. To issue a new CA at once: kubectl annotate secret NAME certs.corepin.io/rotate=ca
 """
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _run(options: Options) -> int:
 
 
 def _once(rotator: Rotator) -> int:
-    """Take the steps that are possible now, and print what is next."""
+    """Take the steps that are possible now, and print the next step."""
     from certs.rotation import Refuse, Wait
 
     step = rotator.settle()

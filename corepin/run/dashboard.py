@@ -18,8 +18,9 @@ DESCRIPTION = (
 EPILOG = """\
 Start it, and open the address that it prints. It reads nodes, pods and events through the kubeconfig (KUBECONFIG, or
 ~/.kube/config), in a pod through the pod's account; get, list and watch of these are all it needs. It changes nothing,
-is served on this machine only unless --listen says otherwise, and asks for no password: every user who can reach the
-address sees everything. Ctrl-C ends it. In a cluster the component dashboard runs it: kubectl -n corepin-system port-forward deployment/corepin-dashboard 8084
+is served on loopback addresses only, and asks for no password: every user who can reach the address sees everything.
+Ctrl-C ends it. In a cluster the component dashboard runs it:
+kubectl -n corepin-system port-forward deployment/corepin-dashboard 8084
 """
 
 
@@ -32,14 +33,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         parser,
         "--listen",
         "HOST:PORT",
-        "where to serve the page, an address of this machine",
+        "where to serve the page, a loopback address",
         "127.0.0.1:8084",
     )
     add_list_flag(
         parser,
         "--allow-host",
         "NAME",
-        "accepted Host name of a proxy, besides localhost; may be repeated",
+        "host name under which a proxy requests the page, besides localhost; may be repeated",
     )
     add_context_flag(parser)
     return parser

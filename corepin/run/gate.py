@@ -63,7 +63,7 @@ def add_parser(
 def run(args: argparse.Namespace) -> int:
     """Wait; return 0 if the containers of the pod may start, 1 if one is refused the CPUs that it requires."""
     if args.restart_policy not in RESTART_POLICIES:
-        problem = f"--restart-policy: {args.restart_policy[:60]!r} is none"
+        problem = f"--restart-policy: {args.restart_policy[:60]!r} is not a restart policy"
         raise CommandFailed(f"{problem}: write one of {', '.join(RESTART_POLICIES)}")
     signal.signal(signal.SIGTERM, _leave)  # without a handler pid 1 of a container ignores SIGTERM
     printed = ""

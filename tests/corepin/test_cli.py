@@ -46,7 +46,9 @@ def test_unknown_word_names_the_verb(
 ) -> None:
     """The error names the verb, the word, and the help that lists the accepted words."""
     assert command(given) == 2
-    assert capsys.readouterr().err == f"{prog}: {word!r} is not accepted: `{prog} --help` lists what is\n"
+    assert (
+        capsys.readouterr().err == f"{prog}: {word!r} is not accepted: `{prog} --help` lists the arguments\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,13 @@ def test_state_has_the_machine_as_json() -> None:
         (
             TOGETHER,
             "virtual machine (qemu), 2 vCPUs on CPUs 1-2,5, emulator on 1-2,5, iothreads on 2, vhost on 2,"
-            " the kernel keeps kvm-pit elsewhere, not one to one (no names)",
+            " the kernel keeps kvm-pit on other CPUs, vCPUs not pinned one to one (no names)",
         ),
         (
             replace(
                 VM, vcpus=(), iothreads=(), vhost=EMPTY, is_one_to_one=False, reason="why", note="besides"
             ),
-            "virtual machine (qemu), emulator on 2, not one to one (why), besides",
+            "virtual machine (qemu), emulator on 2, vCPUs not pinned one to one (why), besides",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_warning_names_bindings_and_remedy() -> None:
     (warning,) = warned([binding("a", ACCOUNT)], [binding("b", ACCOUNT, place="telco")])
     assert warning == (
         "warning: --saname: pods get an account cmk, and ClusterRoleBinding a, RoleBinding telco/b give it rights:"
-        " delete these bindings, those of CMK after its last node by `corepin cmk leftovers`, or name another account"
+        " delete these bindings (`corepin cmk leftovers` lists CMK's, for when no node runs CMK any more), or name another account"
     )
 
 

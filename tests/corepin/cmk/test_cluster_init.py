@@ -101,7 +101,7 @@ def test_another_namespace_is_not_printed(place: str, capsys: pytest.CaptureFixt
     assert len(documents) == len(everything) - 1
     assert f"warning: the Namespace {place} is not printed" in told
     assert f"kubectl create namespace {place}; kubectl label namespace {place} pod-security" in told
-    assert f"in {place} the webhook would leave out all its pods" in told
+    assert f"nothing else than corepin in {place}: the webhook would skip all pods there" in told
 
 
 def test_numbers_and_modes_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_a_group_is_printed_with_its_label(capsys: pytest.CaptureFixture[str]) -
     assert config(documents, "agent", "config.big.yaml")["pools"]["exclusive_cores"] == 6
     assert told.endswith("kubectl label node node-1 node-2 corepin.io/agent=true corepin.io/cpu-group=big\n")
     _, told = printed(capsys, HOSTS, "--num-exclusive-cores=6")
-    assert "warning: these are the numbers of all nodes in no group; with --apply or --cpu-group" in told
+    assert "warning: these numbers are for all nodes without a group; add --apply or --cpu-group" in told
 
 
 def test_reserved_cpus_reach_the_agents(capsys: pytest.CaptureFixture[str]) -> None:

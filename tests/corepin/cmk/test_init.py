@@ -224,7 +224,10 @@ def test_it_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().err
     assert "--socket-id has no effect: CMK itself read and ignored it" in told
     assert "--conf-dir has no effect" in told
-    assert "look with --dry-run, and set the numbers of the cluster with `corepin cmk cluster-init`" in told
+    assert (
+        "add --dry-run to see the pools, and set the numbers of the cluster with `corepin cmk cluster-init`"
+        in told
+    )
 
 
 def test_lscpus_json_serves_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,7 +197,7 @@ def test_the_script_deletes_all_of_cmk_and_nothing_else(
     assert text.startswith(HEADER)
     for it in of_cmk():
         assert f" {it['metadata']['name']} " in text
-    assert "# Nodes with marks of CMK and without an agent: node-1\n" in text
+    assert "# Nodes with CMK's label, taint or resources and without an agent: node-1\n" in text
     assert "PRIVATE" not in text
     assert f"kubectl apply -n {CMK} -k manifests/cmk-namespace" in text
     run_script(here, text, tmp_path)

@@ -98,7 +98,7 @@ def test_a_namespace_with_objects_of_others_is_refused(
     before = labels(here, place)
     assert init(place) == 2
     told = capsys.readouterr().err
-    assert f"--namespace: '{place}' holds objects of others ({kind} theirs)" in told
+    assert f"--namespace: '{place}' has objects of other programs ({kind} theirs)" in told
     assert "leave the flag out for corepin-agent, or name a namespace that has nothing else" in told
     assert labels(here, place) == before
     assert names(here, place, "daemonsets,configmaps,roles") == (
@@ -112,7 +112,7 @@ def test_the_namespace_of_corepin_is_checked_too(here: ApiServer, capsys: pytest
     here.create_namespace("corepin-agent")
     put(here, "corepin-agent", "Pod")
     assert init("corepin-agent") == 2
-    assert "'corepin-agent' holds objects of others (Pod theirs)" in capsys.readouterr().err
+    assert "'corepin-agent' has objects of other programs (Pod theirs)" in capsys.readouterr().err
     here.kubectl("-n", "corepin-agent", "delete", "pod", "theirs", "--force", "--grace-period=0")
     assert init("corepin-agent") == 0
     assert labels(here, "corepin-agent")[LABEL] == "cluster-init"
@@ -138,8 +138,10 @@ def test_a_namespace_that_is_created_has_the_label(
     capsys.readouterr()
     assert main(["cmk", "uninstall", "--all-hosts", "--namespace=made"]) == 0
     told = capsys.readouterr().err
-    assert "the rest: corepin cmk cluster-init --all-hosts --namespace=made | kubectl delete" in told
-    delete = told.partition("the namespace: kubectl ")[2].split()
+    assert (
+        "to remove the rest: corepin cmk cluster-init --all-hosts --namespace=made | kubectl delete" in told
+    )
+    delete = told.partition("to remove the namespace: kubectl ")[2].split()
     here.kubectl(*delete, "--wait=false")
     assert here.get("namespace", "made")["status"]["phase"] == "Terminating"
 
@@ -174,7 +176,7 @@ def test_the_label_on_a_namespace_of_users_counts_for_nothing(
     assert main(["cmk", "uninstall", "--all-hosts", "--namespace=claimed"]) == 0
     assert "kubectl delete namespaces" not in capsys.readouterr().err
     assert init("claimed") == 2
-    assert "holds objects of others (Service theirs)" in capsys.readouterr().err
+    assert "has objects of other programs (Service theirs)" in capsys.readouterr().err
 
 
 @pytest.mark.server
@@ -186,7 +188,7 @@ def test_a_second_installation_is_refused(here: ApiServer, capsys: pytest.Captur
     assert init("second") == 2
     told = capsys.readouterr().err
     assert (
-        "'second' would be a second installation, beside DaemonSet first/renamed: write --namespace=first"
+        "'second' would be a second installation, next to DaemonSet first/renamed: write --namespace=first"
         in told
     )
     assert "corepin cmk uninstall --all-hosts --namespace=first --apply" in told
@@ -297,13 +299,13 @@ def test_a_full_namespace_costs_a_bounded_number_of_small_answers(here: ApiServe
 def test_the_rest_of_an_uninstall_names_its_namespace() -> None:
     """The remaining commands of an uninstall delete by label in a foreign namespace, and never the namespace itself."""
     assert the_rest("corepin-agent", is_ours=True) == (
-        "the rest: corepin cmk cluster-init --all-hosts | kubectl delete --ignore-not-found -f -",
+        "to remove the rest: corepin cmk cluster-init --all-hosts | kubectl delete --ignore-not-found -f -",
     )
     chosen, gone = the_rest("agents", is_ours=True)
     assert "--all-hosts --namespace=agents | kubectl delete" in chosen
     assert "-l corepin.io/created-by=cluster-init --field-selector=metadata.name=agents" in gone
     by_label, rest, stays = the_rest("cmk-namespace", is_ours=False)
-    assert by_label.startswith("the rest: kubectl -n cmk-namespace delete daemonsets,configmaps,")
+    assert by_label.startswith("to remove the rest: kubectl -n cmk-namespace delete daemonsets,configmaps,")
     assert by_label.endswith("-l app.kubernetes.io/name=corepin,app.kubernetes.io/component=agent")
     assert "--namespace" not in rest
     assert stays.startswith("the namespace cmk-namespace stays: ")

@@ -148,7 +148,7 @@ def test_numbers_are_checked_against_a_known_node() -> None:
     fits = check_nodes(keys, dict.fromkeys(nodes, ""), nodes)
     assert fits.unknown == ("damaged", "new")
     (problem,) = fits.refused
-    assert problem.startswith("node known could not hold config.yaml: ")
+    assert problem.startswith("node known cannot have config.yaml: ")
     assert check_nodes(keys, {"known": "fit"}, nodes) == ((), ())
     (problem,) = check_nodes(keys, {"known": "bad"}, nodes).refused
     assert "observe: 'perhaps' is not allowed" in problem

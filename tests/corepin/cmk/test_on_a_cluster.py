@@ -212,7 +212,7 @@ def test_numbers_that_a_known_node_cannot_hold_are_refused(
     ):
         capsys.readouterr()
         assert init(*flags) == 2
-        assert "node n1 could not hold config." in capsys.readouterr().err
+        assert "node n1 cannot have config." in capsys.readouterr().err
     assert versions(here) == before
 
 

@@ -167,7 +167,7 @@ def test_missing_kubeconfig_and_silent_server_are_named(
     assert main(["why", "web"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"corepin why: the API server is out of reach: {server}: ")
-    assert error.endswith(": see that this address is right, and that this machine reaches it\n")
+    assert error.endswith(": check that this address is right, and that this machine reaches it\n")
 
 
 def test_wrong_type_in_a_kubeconfig_is_named(

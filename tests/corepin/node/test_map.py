@@ -79,8 +79,8 @@ def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     shown = capsys.readouterr().out
     assert shown.startswith(
-        f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is made\n"
-        "claims get CPUs whatever their last-level caches (alignUncore is off)\n\n"
+        f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is created\n"
+        "claims get CPUs without regard to last-level caches (alignUncore is off)\n\n"
     )
     assert "default/web/main: exclusive on CPUs" in shown
     assert "as the kernel says" in shown
@@ -170,11 +170,11 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "NUMA node 0, cache 0, devices example.com/nic, nvidia.com/gpu" in shown
     for words in (
         "but the kernel lets it use 0-7",
-        "2 tasks allowed elsewhere",
+        "2 tasks allowed on other CPUs",
         "1 task on fewer of them",
         "with kube-system/x/y on its CPUs",
         "uncounted: it requests 0 cores",
-        "not beside 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
+        "not near 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
         "with example.com/x of an unknown NUMA node, with devices of 3 more resources",
         "devices not known (the kubelet is silent)",
         "corepin only observes here",
@@ -229,7 +229,7 @@ def test_threads_of_a_container_that_may_run_on_more_are_counted(
 
     shown = " ".join(capsys.readouterr().out.split())
     assert "and shared CPUs 0,4, as the kernel says" in shown
-    assert "2 tasks on its own by affinity, 1 on the shared ones" in shown
+    assert "2 tasks bound to its own CPUs by affinity, 1 to the shared CPUs" in shown
     assert "on both" not in shown
 
 
@@ -250,7 +250,7 @@ def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixt
         main(["map", "--socket", path])
 
     shown = " ".join(capsys.readouterr().out.split())
-    assert "disturbances per second: 12.5 softirqs, 1.5 ms of waiting, 0 slices of others" in shown
+    assert "disturbances per second: 12.5 softirqs, 1.5 ms of waiting, 0 time slices of other tasks" in shown
     assert "not counted: masked" in shown
     assert "interrupts of devices above the operator's limit since 2026-11-20T10:00:00Z" in shown
     assert "device interrupts" not in shown

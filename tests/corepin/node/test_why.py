@@ -108,7 +108,7 @@ def test_timeline_has_the_shared_cpus_of_a_container() -> None:
     asked = {**ISOLATE, "shared-cpus.corepin.io/pod": "true"}
     pod, events = shown(bound("web", container("main", 1), annotations=asked), when=LATER)
     sharing = (
-        "main may run on CPUs 0,2-4,6-7 too, beside others; threads that the application does not move there are kept off them"
+        "main may also run on CPUs 0,2-4,6-7, which other containers use; threads that the application does not move there are kept off them"
         " by their affinity; its CPU limit is not enforced"
     )
 
@@ -117,7 +117,7 @@ def test_timeline_has_the_shared_cpus_of_a_container() -> None:
         assert entries[0].partition("main ")[0] in {"Pinned: container ", ""}
         assert entries[1:] == [
             sharing,
-            "the kernel keeps main, but for threads that were moved, on CPUs 1, written to its cgroup",
+            "the kernel keeps main, except threads that were moved, on CPUs 1, written to its cgroup",
         ]
 
 
@@ -292,12 +292,12 @@ def test_claims_that_containers_name_are_in_the_timeline() -> None:
 
     assert claims(pod) == [
         "main names ResourceClaim team-cpus",
-        "ResourceClaims that are not made from their templates yet: 1",
+        "ResourceClaims that are not created from their templates yet: 1",
     ]
     made = changed(pod, resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "plain-gpu-x7"}])
     assert claims(made) == ["main names ResourceClaims plain-gpu-x7, team-cpus"]
     pod["spec"]["containers"][0]["resources"] = {}
-    assert claims(pod) == ["ResourceClaims that are not made from their templates yet: 1"]
+    assert claims(pod) == ["ResourceClaims that are not created from their templates yet: 1"]
 
 
 def test_everything_that_can_be_waited_for_is_named() -> None:
@@ -330,7 +330,7 @@ def test_timeline_has_what_the_webhook_added() -> None:
 
     added = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "admission"]
     assert [message.split()[-1] for message in added] == ["toleration", "CPUs", GATE_CONTAINER]
-    assert "a runtime that has corepin's guard" in added[1]
+    assert "a runtime with corepin's guard" in added[1]
     pod["metadata"]["annotations"][GUARDED] = "false"
     assert not any("guard" in entry.message for entry in timeline_of(pod, []).entries)
 
@@ -350,7 +350,7 @@ def test_timeline_shows_how_long_a_container_ran_unpinned(window: float | None, 
 
     proofs = [entry.message for entry in timeline_of(pod, []).entries if entry.stage == "proof"]
     assert proofs[0].endswith(words)
-    assert proofs[1] == "the kernel keeps its vCPUs so: 0 on 1, 1 on 2"
+    assert proofs[1] == "the kernel keeps its vCPUs on these CPUs: 0 on 1, 1 on 2"
 
 
 def test_warnings_of_others_are_part_of_it() -> None:
@@ -481,5 +481,5 @@ def test_claim_that_the_kubelet_does_not_ask_for_is_what_the_pod_waits_for(tries
     """The wait has the time at which the claim got its CPUs, and the number of reminders to the kubelet."""
     timeline = timeline_of(with_claim(waits=WHEN, tries=tries), [])
     assert timeline.waits == (
-        f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; reminded {often}",
+        f"the kubelet to prepare claim vmi-1-cpu, which has its CPUs since {WHEN}; the agent reminded it {often}",
     )

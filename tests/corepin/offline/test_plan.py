@@ -192,8 +192,8 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
         "default/vm/compute: exclusive, CPU 4 on NUMA node 1: dedicated CPUs of a virtual machine",
         "default/s/main: share, CPU 12 on NUMA node 1: 1 CPU that other containers may use too",
         "refused: default/big/main: NotEnoughCPUs: wanted 20",
-        "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 besides those that it runs on",
-        "default/web/proxy requests 700m CPU beside the pinned containers, and has no CPUs of its own",
+        "hidden cost: default/web/main keeps CPUs 9-10 idle: 2 in addition to those that it runs on",
+        "default/web/proxy requests 700m CPU in addition to the pinned containers, and has no CPUs of its own",
     ):
         assert text in words
     assert max(map(len, out.splitlines())) <= 80
@@ -366,7 +366,7 @@ def test_devices_are_shown_with_their_numa_nodes(tmp_path: Path, capsys: pytest.
 
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "; with 1 example.com/nic, whose NUMA node is not known; not all beside 1 nvidia.com/gpu on NUMA node 1"
+        "; with 1 example.com/nic, whose NUMA node is not known; not all near 1 nvidia.com/gpu on NUMA node 1"
         in text
     )
 
@@ -414,7 +414,7 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
         "default/b: container main asks for 1 nvidia.com/gpu, 0 free: the kubelet would refuse the pod"
         in text
     )
-    assert "beside 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
+    assert "near 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
 
     pods.insert(1, gone.format(name="a", gpus=2))
     assert main([*given, "-f", written(tmp_path, *pods), "-o", "json"]) == 0

@@ -30,7 +30,7 @@ def test_a_file_says_which_devices_a_pod_gets(tmp_path: Path, capsys: pytest.Cap
 
     assert main(words) == 0
     shown = capsys.readouterr()
-    assert "--devices names pods that no document brings: x/y" in shown.err
+    assert "--devices names pods that no document defines: x/y" in shown.err
     assert "--devices gives container main 2 nvidia.com/gpu, and it asks for 1" in " ".join(shown.out.split())
 
 
@@ -58,12 +58,8 @@ def test_a_wrong_file_of_devices_is_refused(
 @pytest.mark.parametrize(
     ("nodes", "text"),
     [
-        pytest.param(
-            "0+1", "is to have a nvidia.com/gpu on NUMA node 0-1, and none is free", id="another place"
-        ),
-        pytest.param(
-            "-1", "is to have a nvidia.com/gpu without a NUMA node, and none is free", id="no place"
-        ),
+        pytest.param("0+1", "a nvidia.com/gpu on NUMA node 0-1, and none is free", id="another place"),
+        pytest.param("-1", "a nvidia.com/gpu without a NUMA node, and none is free", id="no place"),
     ],
 )
 def test_a_device_that_the_machine_lacks_is_a_warning(

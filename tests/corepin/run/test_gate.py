@@ -156,7 +156,7 @@ def test_policy_comes_by_the_webhooks_variable(
     monkeypatch.setenv(GATE_RESTART_POLICY, "Sometimes")
     assert main(["gate", "--status", str(tmp_path / "cpus")]) == 2
     assert capsys.readouterr().err == (
-        "corepin gate: --restart-policy: 'Sometimes' is none: write one of Always, OnFailure, Never\n"
+        "corepin gate: --restart-policy: 'Sometimes' is not a restart policy: write one of Always, OnFailure, Never\n"
     )
 
 
