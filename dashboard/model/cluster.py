@@ -32,7 +32,7 @@ class Cluster:
 
     @cached_property
     def node_of(self) -> Mapping[str, str]:
-        """The node of each pod, from the nodes' owners and from events, because pod metadata does not have it.
+        """The node of each pod, from the owners in nodes' annotations and from events; pod metadata does not have it.
 
         If several nodes list one owner, the pod's events decide, because a node without an agent keeps its old owners.
         """
@@ -54,7 +54,7 @@ class Cluster:
 
     @cached_property
     def troubled(self) -> Mapping[str, tuple[str, ...]]:
-        """Containers that may run on other CPUs than their own, or with others on their CPUs, by node."""
+        """Containers that may run on other CPUs than their own, or share their own with other tasks, by node."""
         found: dict[str, list[str]] = {}
         for pod in self.pods.values():
             for name, container in (pod.status.containers if pod.status else {}).items():
@@ -90,7 +90,7 @@ class Cluster:
         }
 
     def container(self, owner: str) -> Container | None:
-        """Return the status of an owner's container in its pod's annotation."""
+        """Return the status of an owner's container in its pod's annotation; None if it is absent."""
         pod = self.pods.get(pod_of(owner))
         return pod.status.containers.get(container_of(owner)) if pod and pod.status else None
 

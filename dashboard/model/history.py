@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dashboard.model.records import Node, Pod
     from published.node_pools import Owner
 
-KEPT: Final = 500
+KEPT: Final = 500  # most changes in memory
 
 
 class Change(NamedTuple):
@@ -28,7 +28,7 @@ class Change(NamedTuple):
 def node_changes(time: str, old: Mapping[str, Node], new: Mapping[str, Node]) -> Iterator[Change]:
     """Yield the differences between the nodes of two states."""
     for name in old.keys() - new.keys():
-        yield Change(time, name, "", "the node is gone", is_warning=True)
+        yield Change(time, name, "", "the node was deleted", is_warning=True)
     for name, node in new.items():
         before = old.get(name)
         if before is None:

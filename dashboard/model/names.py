@@ -1,4 +1,4 @@
-"""Names of owners, pods and containers, and values parsed from texts about them."""
+"""Parts of owners' names, and refusals and CPU lists from status annotations."""
 
 from __future__ import annotations
 

@@ -36,19 +36,19 @@ Thing = TypeVar("Thing")
 # Prefixes of annotations that request CPUs or their placement.
 _FAMILIES: Final = FAMILIES.keys() - {SIDECAR_LIMITS}
 TEXTS_KEPT: Final = 64  # number of cached parsed texts; machines of one kind have equal texts
-# Limits for the decoded size of the two texts of a pod: 5,000 pods stay below 160 MiB of the dashboard's 256. A
-# status of that size has 12 containers, or a machine of 300 vCPUs. Larger statuses share LARGE_STATUSES, which has room
-# for 400 pods of 64 pinned containers.
+# Limits for the decoded size of a pod's status and of its requests: 5,000 pods stay below 160 MiB of the dashboard's
+# 256. A status of MOST_STATUS has 12 containers, or a machine of 300 vCPUs. Larger statuses share LARGE_STATUSES, which
+# has room for 400 pods of 64 pinned containers.
 MOST_STATUS: Final = 24 * 2**10
 MOST_LARGE_STATUS: Final = 128 * 2**10
 LARGE_STATUSES: Final = 32 * 2**20
-MOST_ASKS: Final = 8 * 2**10
+MOST_ASKS: Final = 8 * 2**10  # for the annotations of a pod that request CPUs
 MOST_WORD: Final = 64  # characters kept of an annotation's value; the longest known word has 11
 MOST_NAME: Final = 253  # characters of a name, by the API's limit; names in events are not validated
 MOST_MESSAGE: Final = 1024  # characters of a message, by the limit of events.k8s.io; older events have none
 OBJECT_BYTES: Final = 320  # bytes of memory of a decoded container, besides its texts
 TEXT_BYTES: Final = 56  # bytes of memory of a Python string, besides its characters
-UNREADABLE: Final = "its annotations are damaged, or of another version of corepin"
+UNREADABLE: Final = "the annotations are damaged, or were written by another version of corepin"
 TOO_LARGE: Final = "the agent's annotation is too large for this page: read it with kubectl"
 
 
@@ -162,7 +162,7 @@ class NodeDecoder:
 
 
 class PodDecoder:
-    """Decoder for the metadata of pods; None for pods without corepin's annotations."""
+    """Decoder for the metadata of pods; it returns None for pods without corepin's annotations."""
 
     def __init__(self) -> None:
         self._known: _Known[Pod] = _Known()

@@ -119,6 +119,6 @@ export function history(entries, since) {
       entry.node ? link(nodePath(entry.node), entry.node) : null)));
   return el("section", { class: "history", "aria-label": "What happened last" },
     el("h2", {}, "What happened last"),
-    el("p", { class: "note" }, "Events of the agents, as long as the API server keeps them, and what this page saw change since ", time(since), "."),
+    el("p", { class: "note" }, "Events of the agents, as long as the API server keeps them, and changes that this page observed since ", time(since), "."),
     rows.length ? el("ol", {}, rows) : el("p", { class: "empty" }, "Nothing yet."));
 }

@@ -1,4 +1,4 @@
-// Drawing of a machine: sockets contain NUMA nodes, caches, cores, and the threads of each core below each other.
+// Drawing of a machine: sockets contain NUMA nodes, caches, and cores with their threads below each other.
 import { clean, cpuList, el, facts, health, link, podPath } from "./dom.js";
 
 const DENSE = 160; // CPUs; more are drawn smaller
@@ -8,11 +8,11 @@ const STEPS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowD
 
 export class Drawing {
   constructor(hasLegend) {
-    this.hasLegend = hasLegend; // whose rows describe the cells
+    this.hasLegend = hasLegend; // whether the page has a legend, whose rows describe the cells
     this.plan = "";
     this.cells = new Map(); // by CPU
     this.view = null;
-    this.pinned = null; // the CPU whose details stay
+    this.pinned = null; // the CPU whose details stay open
     this.machine = el("div", { class: "machine", role: "group", "aria-label": "CPUs of the node; arrow keys move between them" });
     this.details = el("aside", { class: "details", "aria-label": "Details of the CPU" });
     this.element = el("div", { class: "drawing" }, this.machine, this.details);
@@ -167,7 +167,7 @@ export function legend(view) {
     el("td", {})));
   return el("table", { class: "legend" },
     el("caption", {}, "Legend; the letters and signs are those of corepin map, hatched cells are idle siblings"),
-    el("thead", {}, el("tr", {}, ["Sign", "Whose", "Policy", "CPUs", "Proof"].map((title) => el("th", { scope: "col" }, title)))),
+    el("thead", {}, el("tr", {}, ["Sign", "Owner or use", "Policy", "CPUs", "Proof"].map((title) => el("th", { scope: "col" }, title)))),
     el("tbody", {}, owners, signs));
 }
 

@@ -1,4 +1,4 @@
-// Page by address, filter by query: every state of the page is a link.
+// The path selects the page and the query its filter, so that every state of the page has a link.
 import { el } from "./dom.js";
 import { NodeView } from "./node.js";
 import { NodesView } from "./nodes.js";

@@ -19,7 +19,7 @@ export class NodeView {
     }
     this.head.replaceChildren(
       el("h1", {}, view.name, " ", health(view.health)),
-      el("p", { class: "note" }, view.machine && `${view.machine}; ${view.free} of these could be given out`),
+      el("p", { class: "note" }, view.machine && `${view.machine}; ${view.free} CPUs can still be assigned`),
       ...(view.near ? [el("p", { class: "note" }, view.near)] : []),
       ...(view.notes.length ? [el("ul", { class: "remark" }, view.notes.map((note) => el("li", {}, note)))] : []),
       view.parts.length ? bar(view.parts) : "");

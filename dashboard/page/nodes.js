@@ -3,7 +3,7 @@ import { USES, arrange, bar, el, health, link, nodePath } from "./dom.js";
 
 export class NodesView {
   constructor(root) {
-    this.rows = new Map(); // by the row as it came: the same row is the same element
+    this.rows = new Map(); // elements by row object: an unchanged row keeps its element
     this.totals = el("section", { class: "totals", "aria-label": "Sums of all nodes" });
     this.body = el("tbody");
     this.more = el("p", { class: "note" });
@@ -21,10 +21,10 @@ export class NodesView {
     this.totals.replaceChildren(
       figure(totals.nodes, "node", totals.nodes === totals.reporting ? "" : `${totals.reporting} report`),
       figure(totals.cpus, "CPU"),
-      figure(totals.free, "CPU", "free to give out"),
+      figure(totals.free, "CPU", "can still be assigned"),
       figure(totals.owners, "container", "with CPUs"),
       figure(totals.waiting, "pod", "waiting", totals.waiting ? "waiting" : ""),
-      figure(totals.troubled, "container", "to look at", totals.troubled ? "trouble" : ""),
+      figure(totals.troubled, "container", "with problems", totals.troubled ? "trouble" : ""),
       el("div", { class: "wide" }, bar(totals.parts), legend(totals.parts)));
     const old = this.rows;
     this.rows = new Map(view.rows.map((row) => [row, (this.query === query && old.get(row)) || element(row, query)]));

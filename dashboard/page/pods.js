@@ -62,7 +62,7 @@ export class PodsView {
     this.rows = new Map(view.rows.map((row) => [row, old.get(row) ?? element(row)]));
     arrange(this.body, [...this.rows.values()]);
     this.table.hidden = view.rows.length === 0;
-    this.more.textContent = view.rows.length ? (view.more ? `${view.more} more are not shown: filter.` : "") : "No container matches the filter.";
+    this.more.textContent = view.rows.length ? (view.more ? `${view.more} more are not shown: use the filter.` : "") : "No container matches the filter.";
   }
 }
 

@@ -32,7 +32,7 @@ export class Stream {
     source.addEventListener("error", () => {
       this.onState("interrupted");
       if (source.readyState !== EventSource.CLOSED || this.source !== source) return;
-      this.source = null; // the browser tries again by itself only where the answer was a stream
+      this.source = null; // the browser reconnects by itself only if the answer was a stream
       setTimeout(() => this.open(), 3000);
     });
   }

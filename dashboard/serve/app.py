@@ -84,7 +84,7 @@ class Guarded:
 
     def _refusal_or(self, scope: Scope) -> ASGIApp:
         if scope["method"] not in {"GET", "HEAD"}:
-            return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
+            return PlainTextResponse("this page is read-only\n", 405, {"allow": "GET, HEAD"})
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(named) != 1 or host_of(named[0]) not in self._hosts:
             return PlainTextResponse("unknown host: name it with --allow-host\n", 421)
@@ -98,7 +98,7 @@ def host_of(header: str) -> str:
 
 
 def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
-    """Return the application; `hosts` are accepted names besides those of this machine."""
+    """Return the application; `hosts` are accepted Host names besides localhost and its addresses."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
     viewers: set[object] = set()
     shown = ShownViews()
@@ -111,7 +111,7 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
             if request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
                 return PlainTextResponse("other sites may not open event streams of this page\n", 403)
             if len(viewers) >= MOST_VIEWERS:
-                return PlainTextResponse("too many viewers: close one\n", 503, {"retry-after": "5"})
+                return PlainTextResponse("too many open pages: close one\n", 503, {"retry-after": "5"})
             return Viewing(stream(watching, once), viewers)
         content = once(watching.cluster)
         return Response(encode(content), 404 if content is None else 200, media_type="application/json")
@@ -130,7 +130,7 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
 
 
 class ShownViews:
-    """Cache of the newest state's views: viewers with the same filter share one, as a large one takes 30 ms."""
+    """Cache of the newest state's views: viewers with the same filter share one; a large one takes 30 ms to compute."""
 
     def __init__(self) -> None:
         # A weak reference, so that an older state is freed.

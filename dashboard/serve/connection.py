@@ -22,7 +22,7 @@ REQUEST_SECONDS: Final = (
     10.0  # from the first byte of a request to the last one of its answer, or to the first one of a stream
 )
 KEEP_ALIVE_SECONDS: Final = 120
-MOST_CONNECTIONS: Final = 500  # five for each viewer; the memory of each may hold one answer
+MOST_CONNECTIONS: Final = 500  # five for each viewer; each may have one answer in memory
 
 
 class Connection(H11Protocol):
@@ -57,7 +57,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def begin_stream(self) -> None:
-        """Remove the time limit of an answer, once its request is complete."""
+        """Remove the time limit of an answer, if its request is complete."""
         if not self.cycle.more_body:
             self._is_stream = True
             self._settle()
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _make_room(self) -> None:
-        """Close the oldest connection without a complete request, else the newest."""
+        """Close the oldest other connection without a complete request; if there is none, this new one."""
         others = cast("set[Connection]", self.connections - {self})
         min((it for it in others if not it.is_answering), key=_age, default=self).transport.abort()
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class CannotListen(Exception):
-    """The address cannot be bound; the message has the reason."""
+    """The address cannot be bound, or other machines could reach it; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def bind(options: Options) -> socket.socket:
     """Return the bound socket; raise CannotListen for an address in use, or one that other machines can reach."""
     if options.host not in LOOPBACK:
         raise CannotListen(
-            f"{options.host or 'every interface'} can be reached by others, and the page has no login:"
+            f"{options.host or 'every interface'} can be reached from other machines, and the page has no login:"
             " listen on 127.0.0.1, and reach it by `kubectl port-forward` or a proxy that logs people in"
         )
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET

@@ -27,7 +27,7 @@ USER_AGENT: Final = "corepin-dashboard"
 PAGE: Final = 100  # objects of one page: the annotations of a large node have 30 kB
 SETTLE_SECONDS: Final = 0.2  # seconds in which changes are coalesced into one update
 # Watches of Events get no bookmarks, because API servers do not cache Events. So the server must end a silent watch
-# before the client takes the connection for dead.
+# before the client closes the connection as dead.
 EVENTS_SECONDS: Final = (60, 120)
 LOOK_SECONDS: Final = 2.0  # between checks for broken watches
 
@@ -38,7 +38,7 @@ def now() -> str:
 
 
 class Watching:
-    """The newest state, and the streams that wait for the next one."""
+    """The newest state of the cluster, and the streams that wait for the next one."""
 
     def __init__(self, api: Api, clock: Callable[[], str] = now) -> None:
         self._nodes: ListWatch[Node] = ListWatch(
@@ -126,7 +126,7 @@ class Watching:
             return
         homes = homes_of(pods, events, old.homes, old.pods)
         new = Cluster(nodes, pods, events, old.changes, old.since, troubles, homes)
-        # the objects of the first state are no changes
+        # objects of the first complete state are not reported as changes
         self.show(replace(new, changes=self._changes(old, new)) if was_complete else new)
 
     def _changes(self, old: Cluster, new: Cluster) -> tuple[Change, ...]:

@@ -1,1 +1,1 @@
-"""Contents of the pages, from the model: all texts and numbers are computed here, none in the browser. Pure."""
+"""Contents of the pages, computed from the model; the browser adds only labels. Pure."""

@@ -42,7 +42,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def health_of_owner(owner: Owner, container: Container | None) -> str:
-    """Return the health of a holder of CPUs.
+    """Return the health of an owner of CPUs: a container, or the pool of a pod.
 
     A pool is always OK, because its containers have a health of their own.
     """
@@ -84,7 +84,7 @@ def facts(owner: Owner, container: Container | None) -> Iterator[Fact]:
 
 
 def _disturbances(container: Container) -> Iterator[Fact]:
-    """Yield facts about interrupts on a container's CPUs against its pod's policy, and about noise there."""
+    """Yield facts about interrupts on a container's CPUs that violate its pod's policy, and about noise there."""
     if container.not_quiet:
         yield Fact("Not quiet", container.not_quiet[:MOST_MESSAGE])
     if container.not_kept:
@@ -109,11 +109,11 @@ def proof(container: Container | None, owner: Owner | None = None) -> str:
         return "not proven yet, its pod has no status"
     troubles = [f"{name} may run on its CPUs" for name in container.intruders]
     if container.drift:
-        troubles.insert(0, "tasks of it may run outside of its CPUs")
+        troubles.insert(0, "some of its tasks may run outside of its CPUs")
     if container.not_proven:
         troubles.append(f"not proven, {container.not_proven}")
     if container.applied is None or not (container.pinned or troubles):
-        troubles.append("not proven yet, not seen on its CPUs")
+        troubles.append("not proven yet, the agent has not seen it on its CPUs")
     if troubles:
         return "; ".join(troubles)[:MOST_MESSAGE]
     return (
@@ -136,7 +136,7 @@ def why(container: Container) -> str:
     """Return the policies that chose a container's CPUs, or the reason why it has none."""
     if refusal := container.refusal:
         kept = f" It keeps CPUs {container.cpus}." if container.policy and container.cpus else ""
-        return f"Waits ({refusal.reason}): {_sentence(refusal.message)}{kept}"
+        return f"Waits ({refusal.reason}): {sentence(refusal.message)}{kept}"
     if not container.policy:
         return "Has no CPUs of its own."
     rules = [_POLICIES.get(container.policy, container.policy)]
@@ -144,10 +144,11 @@ def why(container: Container) -> str:
         rules.append(_SMT.get(container.smt_policy or DEFAULT_SMT, container.smt_policy))
     rules.append(_NUMA.get(container.numa_policy or DEFAULT_NUMA, container.numa_policy))
     rules += [f"on {container.core_type} cores"] if container.core_type else []
-    return f"{_sentence(', '.join(rules))} That gave it CPUs {container.cpus}."
+    return f"{sentence(', '.join(rules))} That gave it CPUs {container.cpus}."
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return a text with a capital first letter and a full stop."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
@@ -165,7 +166,7 @@ def machine(vm: Machine) -> Iterator[Fact]:
     if vm.vhost:
         yield Fact("vhost", _on(vm.vhost))
     if vm.refused:
-        yield Fact("Kept elsewhere", f"the kernel keeps {' and '.join(vm.refused)} elsewhere")
+        yield Fact("Not moved", f"the kernel keeps {' and '.join(vm.refused)} on other CPUs")
     if vm.note:
         yield Fact("Note", vm.note)
     if vm.time:

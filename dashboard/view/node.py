@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pinning.machine.topology import Core, Topology
     from published.node_pools import Pools
 
-MOST_WAITING: Final = 200  # most refused claims in the list; the page also has their number of pods
+MOST_WAITING: Final = 200  # most refused claims in the list; the page's notes have the number of waiting pods
 
 
 def node_page(cluster: Cluster, name: str, wanted: Filter) -> NodePage | None:
@@ -106,7 +106,7 @@ def _owner(cluster: Cluster, pools: Pools, name: str, key: Key, wanted: Filter) 
 
 
 def _signs(signs: Sequence[Key], shown: Mapping[int, tuple[Key, Use]]) -> Iterator[Sign]:
-    """Yield the legend entries of CPUs without an owner, the shared set with all of its CPUs."""
+    """Yield the legend entries of CPUs without an owner; that of the shared set lists all CPUs of the set."""
     for key in signs:
         cpus = sorted(cpu for cpu, (other, _) in shown.items() if other is key)
         if cpus:

@@ -67,7 +67,12 @@ def health_of_node(cluster: Cluster, node: Node) -> tuple[str, tuple[str, ...]]:
         return SILENT, (SILENT_WORDS,)
     found = []
     if troubled := cluster.troubled.get(node.name):
-        found.append((TROUBLE, f"{plural(len(troubled), 'container')} not alone on the right CPUs"))
+        found.append(
+            (
+                TROUBLE,
+                f"{plural(len(troubled), 'container')} outside of the assigned CPUs, or with other tasks there",
+            )
+        )
     if uncounted := cluster.uncounted.get(node.name):
         found.append((TROUBLE, f"{plural(uncounted, 'container')} whose cores the scheduler does not count"))
     if waiting := cluster.waiting.get(node.name):

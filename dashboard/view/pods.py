@@ -18,6 +18,7 @@ from dashboard.view.messages import (
     machine,
     plural,
     proof,
+    sentence,
     why,
 )
 from dashboard.view.node import node_page
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 MOST: Final = 500  # most rows sent to a browser
 _FIRST: Final = (TROUBLE, WAITING, PENDING, OK)
 NOTHING_SAID: Final = (
-    "No agent has reported on this pod: it has no node yet, its containers have not begun, or nothing it asks"
-    " for can be given. `kubectl describe pod` shows which."
+    "No agent has reported on this pod: it has no node yet, its containers have not started, or none of its"
+    " requests can be fulfilled. `kubectl describe pod` shows which."
 )
 
 
@@ -76,7 +77,7 @@ def _held(cluster: Cluster, key: str) -> dict[str, Owner]:
 
 def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
     if pod and pod.problem:
-        yield f"Of this pod {pod.problem}."
+        yield sentence(pod.problem)
     elif pod is None or pod.status is None:
         yield NOTHING_SAID if not node else "The pod has no status annotation yet."
     if pod is None:
@@ -86,7 +87,7 @@ def _notes(cluster: Cluster, pod: Pod | None, node: str) -> Iterator[str]:
     known = cluster.nodes.get(node)
     if any(True for _ in refusals(pod)) and known and known.pools:
         named = f": {known.free}" if known.free else ""
-        yield f"Node {node} now has {plural(len(known.free), 'CPU')} that could be given out{named}."
+        yield f"Node {node} has {plural(len(known.free), 'CPU')} that can still be assigned{named}."
 
 
 def _cards(pod: Pod | None, held: dict[str, Owner]) -> Iterator[ContainerCard]:
@@ -101,7 +102,7 @@ def _unexplained(owner: Owner | None) -> str:
     """Return the reason text for an owner of CPUs that the pod's annotation does not have."""
     if owner and owner.policy == POD:
         return f"The pool of the pod: {POOL_WORDS}."
-    return "Holds CPUs; its pod does not say yet by which rules."
+    return "Holds CPUs; the status of its pod does not show yet which policies chose them."
 
 
 def _health(container: Container | None, owner: Owner | None) -> str:

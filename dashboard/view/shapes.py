@@ -66,7 +66,7 @@ class Cell(msgspec.Struct, frozen=True, rename="camel"):
     owner: int  # position of the owner in the list of owners; -1: none
     role: str  # sign for the role of the virtual machine's thread on this CPU; empty: none
     text: str
-    dim: bool  # True: the filter does not select it
+    dim: bool  # whether the filter leaves it out
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ class NodePage(msgspec.Struct, frozen=True, rename="camel"):
     machine: str
     parts: tuple[Part, ...]
     free: int
-    near: str  # text with the numbers of free CPUs beside devices; empty: these are not counted
+    near: str  # text with the numbers of free CPUs near devices; empty: these are not counted
     sockets: tuple[Socket, ...]
     owners: tuple[ShownOwner, ...]
     signs: tuple[Sign, ...]

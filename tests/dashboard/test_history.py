@@ -55,7 +55,7 @@ def test_nodes_come_and_go() -> None:
     silent, reporting = a_node(node("n")), with_owner()
     damaged = a_node(node("n", MACHINE, {"x": 1}))
     assert nodes_said(None, silent) == ["the node is new"]
-    assert nodes_said(silent, None) == ["the node is gone"]
+    assert nodes_said(silent, None) == ["the node was deleted"]
     assert nodes_said(silent, reporting) == ["an agent reports"]
     assert nodes_said(reporting, silent) == ["no agent reports from this node any more"]
     assert nodes_said(reporting, damaged) == [damaged.problem]

@@ -49,7 +49,7 @@ def test_nodes_with_problems_are_first(known: Cluster) -> None:
         ("silent", "silent"),
     ]
     notes = {row.name: row.notes for row in rows}
-    assert notes["drifting"] == ("2 containers not alone on the right CPUs",)
+    assert notes["drifting"] == ("2 containers outside of the assigned CPUs, or with other tasks there",)
     assert notes["full"] == ("1 pod waiting for CPUs", nodes.OBSERVES_WORDS)
     assert notes["n10"] == ("1 container not proven yet",)
     assert notes["silent"] == (nodes.SILENT_WORDS,)

@@ -78,10 +78,14 @@ def test_pod_says_why(said: Document, words: str) -> None:
             "ok",
         ),
         ({"applied": {"cpus": "1,5"}}, "the kernel keeps it on 1,5; path unknown", "ok"),
-        ({"pinned": False, "applied": None}, "not proven yet, not seen on its CPUs", "pending"),
+        (
+            {"pinned": False, "applied": None},
+            "not proven yet, the agent has not seen it on its CPUs",
+            "pending",
+        ),
         (
             {"pinned": False, "drift": True, "intruders": ["a/b/c"]},
-            "tasks of it may run outside of its CPUs; a/b/c may run on its CPUs",
+            "some of its tasks may run outside of its CPUs; a/b/c may run on its CPUs",
             "trouble",
         ),
         ({"notProven": "too many cgroups"}, "not proven, too many cgroups", "pending"),
@@ -119,11 +123,11 @@ def test_pod_that_waits_says_what_would_be_free() -> None:
     known = cluster(HOME, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))
     page = shown(known, "big")
     assert (page.node, page.drawing) == ("n", None)
-    assert page.notes == ("Node n now has 4 CPUs that could be given out: 2-3,6-7.",)
+    assert page.notes == ("Node n has 4 CPUs that can still be assigned: 2-3,6-7.",)
     assert page.containers[0].health == "waiting"
     full = node("n", MACHINE, pools(MACHINE) | {"free": ""})
     known = cluster(full, pod("big", {"main": refused()}), event("big", "Unpinnable", "text", on="n"))
-    assert shown(known, "big").notes == ("Node n now has 0 CPUs that could be given out.",)
+    assert shown(known, "big").notes == ("Node n has 0 CPUs that can still be assigned.",)
 
 
 def test_pod_whose_words_cannot_be_read_says_so() -> None:
@@ -133,7 +137,7 @@ def test_pod_whose_words_cannot_be_read_says_so() -> None:
         "Waits (BadPolicy): no such word",
     )
     assert shown(cluster(pod("web", annotations={STATUS_CPUS: "{"}))).notes == (
-        "Of this pod its annotations are damaged, or of another version of corepin.",
+        "The annotations are damaged, or were written by another version of corepin.",
     )
 
 
@@ -145,7 +149,10 @@ def test_pod_of_which_nothing_is_said_yet() -> None:
     held = shown(cluster(HOME))
     assert held.notes == ("The pod has no status annotation yet.",)
     (card,) = held.containers
-    assert (card.health, card.why) == ("pending", "Holds CPUs; its pod does not say yet by which rules.")
+    assert (card.health, card.why) == (
+        "pending",
+        "Holds CPUs; the status of its pod does not show yet which policies chose them.",
+    )
     assert {fact.term: fact.text for fact in card.facts}["Proof"] == "not proven yet, its pod has no status"
     assert pod_page(cluster(HOME), "default", "other") is None
 
@@ -194,7 +201,7 @@ def test_memory_shared_cpus_and_threads_are_shown() -> None:
         ("Emulator", "CPU 5"),
         ("I/O thread 0", "CPU 5"),
         ("vhost", "CPU 5"),
-        ("Kept elsewhere", "the kernel keeps vhost-1 elsewhere"),
+        ("Not moved", "the kernel keeps vhost-1 on other CPUs"),
         ("Note", "a note"),
         ("Since", "2026-11-22T10:00:00Z"),
     ]

@@ -174,7 +174,7 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         "1 task on fewer of them",
         "with kube-system/x/y on its CPUs",
         "uncounted: it requests 0 cores",
-        "not near 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
+        "not beside 2 nvidia.com/gpu on NUMA nodes 0, 1, beside example.com/nic on NUMA node 0",
         "with example.com/x of an unknown NUMA node, with devices of 3 more resources",
         "devices not known (the kubelet is silent)",
         "corepin only observes here",
