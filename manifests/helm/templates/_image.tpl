@@ -1,4 +1,4 @@
-{{- /* The image of all pods: a digest goes before a tag, and the version of the chart's programs is the last resort. */}}
+{{- /* The image of all pods, with the digest if one is set, else the tag, else the chart's appVersion. */}}
 {{- define "corepin.image" -}}
 {{- with .Values.image -}}
 {{- .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
