@@ -194,7 +194,7 @@ def _are_named(items: list[Any]) -> bool:
 
 
 def _combined_items(variants: Mapping[str, list[Object]], where: str) -> Iterator[Any]:
-    """Yield the items of all lists, each by its name and once; every list has its own in the same order."""
+    """Yield each item of all lists once, merged by name; raise ChartIncomplete if two lists differ in order."""
     by_name = {name: {item["name"]: item for item in items} for name, items in variants.items()}
     order = _merged_order(by_name.values())
     if any(list(items) != [item for item in order if item in items] for items in by_name.values()):
@@ -221,7 +221,7 @@ def _merged_order(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
-    """Return the condition that is true exactly for the overlays with a part."""
+    """Return the condition of WHEN that is true for exactly the overlays in `having`."""
     for overlays, condition in WHEN.items():
         if overlays & variants.keys() == having.keys():
             return condition
@@ -229,7 +229,7 @@ def _condition(having: Mapping[str, Any], variants: Mapping[str, Any]) -> str:
 
 
 def _template(it: Object) -> str:
-    """Return an object as text for Helm: values are written as JSON, which is YAML in any case."""
+    """Return an object as text for Helm; values are written as JSON, because JSON is valid YAML everywhere."""
     text = _yaml(it).replace("{{", '{{ "{{" }}')  # escapes our own braces, e.g. in alerts
     text = re.sub(r"(?m)^ *(?:- )?⟪(if .*?|end)(?: \w+)?⟫(?:: null)?$", r"{{- \1 }}", text)
     text = re.sub(r"(?m)^(.*)⟪with (.*)⟫$", r"{{- with \2 }}\n\1{{ . | toJson }}\n{{- end }}", text)

@@ -1,6 +1,6 @@
 """Generate the rendered overlay `cmk` for `corepin cmk cluster-init`, with placeholders for namespaces.
 
-The command has neither manifests/ nor kustomize. The placeholders occur nowhere else in the overlay.
+An installed command has neither manifests/ nor kustomize. The placeholders occur nowhere else in the overlay.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PLACE: Final = "https://releases.example/corepin"  # placeholder for the URL of a release's files
 SUMS: Final = "SHA256SUMS"
 KREW: Final = "corepin.yaml"
-# Names of a release's files. One without a version, such as krew's manifest, counts only if SHA256SUMS lists it.
+# Names of a release's files. A file without a version in its name, such as krew's manifest, is one only if SHA256SUMS
+# lists it.
 VERSIONED: Final = re.compile(r"(?:kubectl-)?corepin-[0-9].*|kubectl-corepin-.*")
 
 
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument(
         "--url", metavar="URL", default=PLACE, help=f"base URL of the published files (default: {PLACE})"
     )
-    again = "build the image again, from the same base, though there is one of the same sources"
+    again = "build the image again, from the same base, even if there is one of the same sources"
     parser.add_argument("--again", action="store_true", help=again)
     args = parser.parse_args()
     for line in uncommitted(Path()):

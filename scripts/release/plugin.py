@@ -33,7 +33,7 @@ MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}  # name in Go and krew
 LIBRARY: Final = "lib"
 LAUNCHER: Final = """\
 #!/bin/sh
-# Run corepin with the newest Python that there is of those that its libraries are for.
+# Run corepin with python3 if that is new enough, else with the newest Python that its libraries support.
 here=$(dirname "$(readlink -f "$0")")
 for python in python3 {pythons}; do
     if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

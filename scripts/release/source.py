@@ -37,7 +37,7 @@ class Source:
 
 @contextmanager
 def committed(root: Path) -> Iterator[Source]:
-    """Export the committed files of a checkout, until the block ends."""
+    """Export the committed files of a checkout into a folder, which is deleted when the block ends."""
     with tempfile.TemporaryDirectory(prefix="corepin-release-") as work:
         archive, folder = Path(work, "source.tar"), Path(work, "source")
         folder.mkdir()
