@@ -28,23 +28,21 @@ NOT_WANTED: Final = NearFacts()
 
 def near_checks(facts: NearFacts, devices: DeviceFacts, *, observes: bool) -> Iterator[Check]:
     """Yield the check of the published counts of free CPUs near devices; none if the feature is off."""
-    subject = "CPUs beside devices"
+    subject = "CPUs near devices"
     if not facts.is_wanted:
         return
     if facts.counts is None:
         remedy = "let KUBECONFIG reach the cluster, and name this node with --node"
         yield unknown(subject, f"the published resources of the node are not known ({facts.silence})", remedy)
     elif observes:
-        yield ok(subject, "no CPUs are counted beside devices, because corepin only observes here")
+        yield ok(subject, "no CPUs are counted near devices, because corepin only observes here")
     elif facts.counts:
         counts = [f"{name} {count}" for name, count in facts.counts.items()]
         is_any = devices.policy == "none" and len(facts.counts) > 1
-        seen = f"schedulers count these CPUs beside devices: {listed(counts)}"
+        seen = f"schedulers count these CPUs near devices: {listed(counts)}"
         yield ok(subject, seen, f"so that fewer pods wait: {BEST}" if is_any else "")
     elif devices.resources:
-        message = (
-            "the node publishes no CPUs beside devices, so pods that require some are not scheduled here"
-        )
+        message = "the node publishes no CPUs near devices, so pods that require some are not scheduled here"
         remedy = (
             "see `free devices not known` in the agent's log: the kubelet's podresources socket must answer"
         )

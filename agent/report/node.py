@@ -176,7 +176,7 @@ class NodeReport:
         if left_out and not self._left_out:
             reason = f"with them the node would have more than {MOST_RESOURCES} resources"
             logger.warning(
-                "free CPUs beside devices not published",
+                "free CPUs near devices not published",
                 extra={"facts": {"resources": left_out, "reason": reason}},
             )
         self._left_out = left_out

@@ -126,7 +126,7 @@ def _beside_one(row: Mapping[str, Any]) -> str:
     if row["near"] is None:
         return f"; with {what}, whose NUMA node is not known"
     where = f"NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
-    return f"; {'near' if row['near'] else 'not all near'} {what} on {where}"
+    return f"; {'beside' if row['near'] else 'not all beside'} {what} on {where}"
 
 
 def _rule(assignment: Assignment) -> str:

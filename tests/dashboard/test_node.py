@@ -113,7 +113,7 @@ def test_numa_nodes_bear_the_devices_of_their_owners() -> None:
 
 
 def test_free_cpus_beside_devices_are_shown() -> None:
-    """If the agent counts free CPUs beside devices, they are shown with the number that schedulers use."""
+    """If the agent counts free CPUs near devices, they are shown with the number that schedulers use."""
     near = {"near.corepin.io/nvidia.com.gpu": {"free": 6, "published": 40}}
     sets = pools(MACHINE, nearCPUs=near, moreNearCPUs=2)
     wanted = (

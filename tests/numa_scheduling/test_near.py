@@ -89,7 +89,7 @@ def test_no_pod_is_refused_at_its_node(
 
 
 def _created(cluster: NearCluster, random: Random) -> tuple[str, bool]:
-    """Create a pod of a random kind; return its name, and whether it claims CPUs beside devices."""
+    """Create a pod of a random kind; return its name, and whether it claims CPUs near devices."""
     kind = random.random()
     if kind < 0.6:
         return cluster.create(random.randint(2, 8), gpus=random.choice([1, 1, 2])), True

@@ -1,4 +1,4 @@
-"""Machines and devices for tests of CPUs beside devices."""
+"""Machines and devices for tests of CPUs near devices."""
 
 from __future__ import annotations
 

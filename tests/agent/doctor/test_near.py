@@ -72,7 +72,7 @@ def test_best_effort_is_advised_where_several_kinds_are_given_out(
 def test_nothing_is_said_where_no_numbers_are_published() -> None:
     """There is no check if the feature is off, which is the default, with or without an agent's state."""
     subjects = [check.subject for check in examine(FINE)]
-    assert "CPUs beside devices" not in subjects
+    assert "CPUs near devices" not in subjects
     for agent in (None, replace(AGENT, observes=True)):
         facts = replace(FINE, agent=agent, near=NearFacts(is_wanted=True, counts=GPU))
-        assert "CPUs beside devices" in [check.subject for check in examine(facts)]
+        assert "CPUs near devices" in [check.subject for check in examine(facts)]

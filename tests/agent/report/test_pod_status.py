@@ -125,7 +125,7 @@ def test_status_is_written_when_a_container_runs() -> None:
 
 
 def beside(reason: str, *, proven: bool = False) -> NodeState:
-    """Return the state of a pod that requires CPUs beside devices, which the kubelet has not named for a reason."""
+    """Return the state of a pod that requires CPUs near devices, which the kubelet has not named for a reason."""
     limits = {"cpu": "2", "nvidia.com/gpu": "1"}
     main = {"name": "main", "image": "x", "resources": {"limits": limits, "requests": limits}}
     return state_of(
@@ -137,7 +137,7 @@ def beside(reason: str, *, proven: bool = False) -> NodeState:
 
 @pytest.mark.parametrize("reason", [DEVICES_NOT_NAMED, MORE_MAY_FOLLOW])
 def test_status_of_a_pod_waits_for_the_kubelets_first_answer(reason: str) -> None:
-    """A pod that requires CPUs beside devices gets no status in the milliseconds before the kubelet names them."""
+    """A pod that requires CPUs near devices gets no status in the milliseconds before the kubelet names them."""
     assert written(beside(reason)) is None
     assert written(beside(reason), before="{}")["containers"]["main"]["refusal"]["reason"] == "DevicesUnknown"
     assert written(beside(reason, proven=True))

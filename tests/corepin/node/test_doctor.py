@@ -135,13 +135,13 @@ def test_cpus_beside_devices_are_looked_at_where_the_agent_is_to_publish_them(
     command = [*doctor, "--socket", str(tmp_path / "s")]
     for more in ([], ["--node", "n1"]):
         assert main([*command, *more, "--near-cpus", "on"]) == 0
-        assert "CPUs beside devices: the published resources of the node are not known" in _words(capsys)
+        assert "CPUs near devices: the published resources of the node are not known" in _words(capsys)
     with api_server(tmp_path, {}, cpu="6") as config:
         monkeypatch.setenv("KUBECONFIG", str(config))
         assert main([*command, "--node", "n1", "--near-cpus", "on"]) == 0
-        assert "CPUs beside devices: none are counted: no device plugin" in _words(capsys)
+        assert "CPUs near devices: none are counted: no device plugin" in _words(capsys)
         assert main([*command, "--node", "n1"]) == 0
-        assert "CPUs beside devices" not in _words(capsys)
+        assert "CPUs near devices" not in _words(capsys)
 
 
 def _words(capsys: pytest.CaptureFixture[str]) -> str:

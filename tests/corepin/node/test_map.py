@@ -98,7 +98,7 @@ def test_cache_alignment_is_shown() -> None:
 
 
 def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The map shows free CPUs beside devices, for a Node of its allocatable ones, and nothing if the option is off."""
+    """The map shows free CPUs near devices, for a Node of its allocatable ones, and nothing if the option is off."""
     free = replace(STATE, free_devices=FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}}))
     count = free.near_free["near.corepin.io/nvidia.com.gpu"]
     with agent_socket(tmp_path / "s", to_json(free)) as path:

@@ -34,7 +34,7 @@ COUNTED: dict[str, Any] = {
     "isolated cores": (FOUR, ISOLATED_CORES, ISOLATE),
     "whole cores": (FOUR, WHOLE_CORES, {SMT: "require"}),
     "CPUs of one NUMA node": (FOUR, NUMA_CPUS, SINGLE),
-    "CPUs beside devices": (GPU, NEAR_GPU, BESIDE),
+    "CPUs near devices": (GPU, NEAR_GPU, BESIDE),
 }
 
 

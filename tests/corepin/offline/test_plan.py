@@ -366,7 +366,7 @@ def test_devices_are_shown_with_their_numa_nodes(tmp_path: Path, capsys: pytest.
 
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "; with 1 example.com/nic, whose NUMA node is not known; not all near 1 nvidia.com/gpu on NUMA node 1"
+        "; with 1 example.com/nic, whose NUMA node is not known; not all beside 1 nvidia.com/gpu on NUMA node 1"
         in text
     )
 
@@ -414,7 +414,7 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
         "default/b: container main asks for 1 nvidia.com/gpu, 0 free: the kubelet would refuse the pod"
         in text
     )
-    assert "near 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
+    assert "beside 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
 
     pods.insert(1, gone.format(name="a", gpus=2))
     assert main([*given, "-f", written(tmp_path, *pods), "-o", "json"]) == 0

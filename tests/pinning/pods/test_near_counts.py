@@ -1,4 +1,4 @@
-"""The names of resources that count CPUs beside devices."""
+"""The names of resources that count CPUs near devices."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def gpu_pod(
 
 
 def near_counts(document: Any, settings: bytes = ON, kind: str = "containers", at: int = 0) -> dict[str, int]:
-    """Return the CPUs beside devices that are counted for a container, as limit and as request alike."""
+    """Return the CPUs near devices that are counted for a container, as limit and as request alike."""
     resources = mutated(document, settings)["spec"][kind][at]["resources"]
     limits, requests = (
         {name: int(it) for name, it in (resources.get(part) or {}).items() if name.startswith("near.")}

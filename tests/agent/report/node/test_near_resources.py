@@ -57,7 +57,7 @@ def node_with(*pods: Pod, kinds: Any = BOTH, on: int = 1, **more: Any) -> NodeSt
 
 
 def near(state: NodeState, *pods: Pod, published: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the published counts of CPUs beside devices."""
+    """Return the published counts of CPUs near devices."""
     resources = node_resources(state, pods, published, near=True)
     assert resources is not None
     return {name: number for name, number in resources.items() if name.startswith("near.")}

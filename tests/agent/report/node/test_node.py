@@ -199,4 +199,4 @@ def test_counts_without_room_are_left_out_and_logged_once(caplog: pytest.LogCapt
         await report.reset()
 
     run(server, act)
-    assert caplog.messages.count("free CPUs beside devices not published") == 1
+    assert caplog.messages.count("free CPUs near devices not published") == 1
