@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pinning.contract import CRIO_FOLLOWED, CRIO_UNFOLLOWED
 from pinning.pods.claims import read_pod
-from pinning.pods.crio import UNFOLLOWED
+from pinning.pods.crio import UNFOLLOWED, is_crio_key
 from tests.pods import container, pod
 
 CPU_MANAGER = "cpu-manager.corepin.io/pod"
@@ -44,3 +45,20 @@ def test_pods_without_exclusive_cpus_are_not_warned_of_crios_words() -> None:
     """Without exclusive CPUs corepin does not act on CRI-O's annotations, so it does not warn about them either."""
     given = {CPU_MANAGER: "share", "cpu-c-states.crio.io": "disable"}
     assert read_pod(pod(container("main", "2"), annotations=given)).warnings == ()
+
+
+@pytest.mark.parametrize("word", sorted({*CRIO_FOLLOWED, *CRIO_UNFOLLOWED}))
+@pytest.mark.parametrize(
+    ("key", "is_read"),
+    [
+        ("{}", True),
+        ("{}/main", True),
+        ("{}/", True),
+        ("{}.example.com", False),
+        ("x{}", False),
+        ("example.com/{}", False),
+    ],
+)
+def test_crios_keys_are_read_for_the_pod_and_for_containers(word: str, key: str, is_read: bool) -> None:
+    """CRI-O's annotations are read by their whole key, and with the name of a container behind a slash."""
+    assert is_crio_key(key.format(word)) is is_read
