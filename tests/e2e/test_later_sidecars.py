@@ -52,7 +52,7 @@ def test_the_users_wrong_count_is_refused_though_corepin_is_called_again(registe
     assert cluster.webhook.reviews(endpoint="mutate") == before + 2
     assert outcome.fields == [f"spec.containers[0].resources.requests[{ISOLATED_CORES}]"], outcome.stderr
     assert (
-        "remove it from requests and limits; if the configuration has it counted, corepin adds it"
+        "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
         in outcome.stderr
     )
 

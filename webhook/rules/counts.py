@@ -50,7 +50,7 @@ GROWN: Final = (
 )
 SHRUNK: Final = "create the pod again to have fewer counted"
 _UNCOUNTED: Final = frozenset(COMPUTE)
-REMOVE: Final = "remove it from requests and limits; if the configuration has it counted, corepin adds it"
+REMOVE: Final = "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
 REMOVE_OR_REORDER: Final = (
     f"{REMOVE}; if the pod was sent without it, another webhook changed the pod after corepin had counted: rename one of the"
     " two webhook configurations so that corepin's is called last"

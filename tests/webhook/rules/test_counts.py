@@ -119,7 +119,8 @@ def stated(cpus: str, resource: str, number: str, words: dict[str, str]) -> Any:
         "too few CPUs": (
             stated("3", NUMA, "2", SINGLE),
             UNKNOWN,
-            "2 differs from the 3 CPUs of one NUMA node that single takes; remove it from requests and limits; if the configuration has it counted, corepin adds it",
+            "2 differs from the 3 CPUs of one NUMA node that single takes; "
+            "remove it from requests and limits; corepin adds it if the webhook is configured to count it",
         ),
         "too many CPUs": (stated("3", NUMA, "4", SINGLE), UNKNOWN, "4 differs from the 3"),
         "siblings of wide cores": (stated("3", NUMA, "12", {**SINGLE, SMT: "isolate"}), UNKNOWN, ""),

@@ -127,7 +127,8 @@ def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
             assert cause.field == f"spec.containers[0].resources.requests[{NEAR_GPU}]"
             words = "differs from the 3 CPUs near devices that device-policy require takes"
             assert (
-                f"{given} {words}; remove it from requests and limits; if the configuration has it counted, corepin adds it"
+                f"{given} {words}; "
+                "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
                 == cause.message
             )
 

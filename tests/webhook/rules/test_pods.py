@@ -268,9 +268,9 @@ def test_a_resized_isolated_container_can_be_edited() -> None:
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
     """A template with a wrong request for isolated cores is refused like a pod."""
     [cause] = review_template(charged("3"), load_settings(b"")).causes
-    assert (
-        cause.message
-        == "2 differs from the 3 cores that isolate takes; remove it from requests and limits; if the configuration has it counted, corepin adds it"
+    assert cause.message == (
+        "2 differs from the 3 cores that isolate takes; "
+        "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
     )
 
 

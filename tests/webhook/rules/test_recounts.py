@@ -281,5 +281,5 @@ def test_validation_names_the_order_of_webhooks() -> None:
     users_own["spec"]["containers"][0]["resources"]["limits"][ISOLATED] = "1"
     causes = review_new_pod(users_own, load_settings(NODES), Injection(BUILT_IN)).causes
     assert causes[0].message.endswith(
-        "remove it from requests and limits; if the configuration has it counted, corepin adds it"
+        "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
     )
