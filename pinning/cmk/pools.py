@@ -151,8 +151,7 @@ def within_limit(pools: Mapping[str, Lists]) -> tuple[Mapping[str, Lists], int]:
 def _exclusive_cores(node: CMKNode) -> tuple[list[Core], list[Core]]:
     """Return the cores of `exclusive-non-isolcpus`, and those of `exclusive`; no core is in both.
 
-    If the operator did not divide the CPUs between the pools, a core is in the first one while a claim of that pool's
-    resource holds it.
+    Without static pools, a core is in `exclusive-non-isolcpus` only while a claim of that pool's resource holds it.
     """
     cores = node.topology.cores_of((node.exclusive | node.non_isolcpus) & node.universe)
     held = union(

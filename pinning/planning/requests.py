@@ -96,7 +96,8 @@ def system_load(seen: Iterable[SeenPod], sets: NodeSets) -> Overcommit:
 def sidecars(pods: Iterable[Pod], seen: Iterable[SeenPod], amount: Amount) -> Sidecars:
     """Return the cost of injected sidecars in pods with CPUs of their own.
 
-    A pod does not record what set a container's resources, so a sidecar is recognized by the exact configured amount.
+    A pod does not show whether the webhook set a container's requests. So a container with exactly the configured
+    amounts counts as a sidecar.
     """
     wanted = {"cpu": parse_quantity(amount[0]), "memory": parse_quantity(amount[1])}
     served = {seen_pod.uid: seen_pod for seen_pod in seen if seen_pod.claims and not seen_pod.is_final}
