@@ -237,7 +237,7 @@ class VMState:
     """The virtual machine of a pod, with the CPUs on which the kernel lets its threads run."""
 
     kind: str  # e.g. "qemu"
-    cpus: CPUSet  # CPUs that its container, or those of its sandbox together, hold; empty: none
+    cpus: CPUSet  # CPUs that its container owns, or all containers of its sandbox own; empty: none
     vcpus: tuple[CPUSet, ...]  # CPUs of each vCPU, in order; empty: vCPU threads cannot be identified
     emulator: CPUSet
     iothreads: tuple[CPUSet, ...] = ()

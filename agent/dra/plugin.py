@@ -32,8 +32,8 @@ SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 VERSION: Final = "v1.DRAPlugin"
 PLUGIN_TYPE: Final = "DRAPlugin"
 MOST_CLAIMS: Final = 256  # claims in one request; a pod has at most 32
-# Files that are written at once: they are in memory. Each thread that ever wrote one keeps 0.1 MB, and the executor would
-# start up to 32 for a pod with many claims, or many pods.
+# Maximum number of files that are written concurrently; few suffice, because the files are in memory. Each thread that
+# ever wrote one keeps 0.1 MB, and the executor would start up to 32 for a pod with many claims, or many pods.
 FILES_AT_ONCE: Final = 4
 TOO_MANY: Final = f"a request has at most {MOST_CLAIMS} claims: ask for the others in another one"
 

@@ -56,7 +56,7 @@ class CgroupWatcher:
         return None
 
     def last_update(self, container_id: str) -> LastUpdate | None:
-        """Return None, because no runtime asks."""
+        """Return None, because no runtime asks the agent about updates."""
         return None
 
     def follow(self, cgroups: Iterable[str]) -> None:

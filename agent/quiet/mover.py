@@ -64,9 +64,8 @@ class _Round:
     identities: dict[str, int | None] = field(default_factory=dict)
     # Numbers that were freed and now stand for another interrupt than the recorded one.
     reborn: set[str] = field(default_factory=set)
-    identified: set[str] = field(
-        default_factory=set
-    )  # numbers that stand for the interrupt that was recorded
+    # Numbers that still stand for the recorded interrupt.
+    identified: set[str] = field(default_factory=set)
     ours: set[str] = field(default_factory=set)  # numbers whose affinity was written in an earlier round
     gone: int = 0  # interrupts that were freed during the round
     foreign: dict[str, CPUSet] = field(default_factory=dict)

@@ -152,7 +152,7 @@ class Quieting:
         try:
             work = in_daemon_thread(lambda: _timed(lambda: keeper.round(quiet, fully, keeps)))
             result, self._took = await work
-        except Exception:  # the loop's edge: a bug in one round must not end the agent
+        except Exception:  # a bug in one round must not end the agent
             logger.exception("round of quiet CPUs crashed")
             result = QuietResult(quiet, CRASHED)
         if result is not None:

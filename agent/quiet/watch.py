@@ -63,7 +63,7 @@ class NoiseWatch:
             levels = self.levels
             try:
                 took = await self.count(newest())
-            except Exception:  # the loop's edge: a bug in one round must not end the agent
+            except Exception:  # a bug in one round must not end the agent
                 logger.exception("count of noise crashed")
                 self._last, took = None, 0.0
                 self._show({}, None)

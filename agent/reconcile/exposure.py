@@ -145,7 +145,7 @@ class BootKeeper:
             begun = self._clock.monotonic()
             try:
                 self._look()
-            except Exception:  # the loop's edge: a bug in one look must not end the agent
+            except Exception:  # a bug in one look must not end the agent
                 logger.exception("boot look crashed")
             await asyncio.sleep(max(LOOK_SECONDS, SHARE * (self._clock.monotonic() - begun)))
 

@@ -64,7 +64,7 @@ class Loop:
             seconds = await self._pass_and_prove()
         except (AgentError, PinningError, OSError) as error:
             return self._failed("pass failed", str(error))
-        except Exception:  # the loop's edge: a bug in one pass must not end the agent
+        except Exception:  # a bug in one pass must not end the agent
             logger.exception("pass crashed")
             return self._failed("pass crashed", "see the log")
         self._backoff.reset()

@@ -106,7 +106,7 @@ class NodeReport:
             except APIError as error:
                 logger.warning("node not written", extra={"facts": {"reason": str(error)}})
                 wait = backoff.after(error)
-            except Exception:  # the loop's edge: the next change retries
+            except Exception:  # a bug must not end this task: retry with backoff
                 logger.exception("writing the node crashed")
                 wait = backoff.next()
             else:

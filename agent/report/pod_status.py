@@ -162,7 +162,7 @@ def _container(state: ContainerState, old: Container, vm: VMState | None) -> Con
             not_quiet=_steady(new.not_quiet, old.not_quiet),
             not_kept=_steady(new.not_kept, old.not_kept),
         )
-    if new.devices and not new.devices_asked:  # an earlier agent asked the kubelet
+    if new.devices and not new.devices_asked:  # keep the times that an earlier agent process recorded
         new = replace(new, devices_asked=old.devices_asked, devices_named=old.devices_named)
     kind = new.noise.kind if new.noise else ""
     is_same = state.noise is None or (old.noise and old.noise.kind == kind)

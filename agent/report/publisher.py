@@ -119,7 +119,7 @@ class Publisher:
             self._metrics.report_failed(name)
             logger.warning("report failed", extra={"facts": {**facts, "reason": str(error)}})
             raise
-        except Exception as error:  # the loop's edge: a report must not end the agent
+        except Exception as error:  # a bug in a reporter must not end the agent
             self._metrics.report_failed(name)
             logger.exception("report crashed", extra={"facts": facts})
             raise AgentError(name) from error

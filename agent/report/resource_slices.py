@@ -159,7 +159,7 @@ class SliceReport:
             except APIError as error:
                 logger.warning("slice not written", extra={"facts": {"reason": str(error)}})
                 wait = backoff.after(error)
-            except Exception:  # the loop's edge: the next change retries
+            except Exception:  # a bug must not end this task: retry with backoff
                 logger.exception("writing the slice crashed")
                 wait = backoff.next()
             else:

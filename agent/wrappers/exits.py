@@ -73,7 +73,7 @@ class RuntimeExits:
                     listed()
 
     async def _settle(self, container_id: str) -> bool:
-        """Ask the runtime for an exit code; return whether the first process was killed and its entries were listed.
+        """Ask the runtime for an exit code; if the process was killed, list its entries as reclaimed and return True.
 
         If the runtime is out of reach, return False and retry at the next pass.
         """

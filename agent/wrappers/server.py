@@ -256,7 +256,7 @@ class Server:
             self._refuse(connection, error, origin)
         except (AgentError, OSError, TimeoutError):
             pass
-        except Exception:  # the loop's edge: a bug in one answer must not end the others
+        except Exception:  # a bug in one answer must not end the others
             logger.exception("wrapper not answered")
         finally:
             self._connections.closed(origin)
