@@ -45,7 +45,7 @@ def test_containers_of_a_pool_of_whole_cores_do_not_start_elsewhere() -> None:
     table = start_table(node.plan(), node.observe())
     busy = table.start(Owner("a", "p"), claims=True, busy=pool(node))
     assert isinstance(busy, str)
-    assert "others still run" in busy
+    assert "other containers still run" in busy
     full = started(budgeted("a", 15, {"m": 2, "p": None}, annotations=annotations))
     table = start_table(full.plan(), full.observe())
     for name in ("m", "p"):
