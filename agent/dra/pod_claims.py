@@ -286,13 +286,14 @@ class PodClaims:
         return key not in self._read or self._read[key].problem != problem
 
     def _note(self, key: Key, read: _Read) -> None:
-        was_unread = self._is_unread(key)
+        was_unread, was_late = self._is_unread(key), key in self._late
         self._has_news = True
         self._silent.clear()
         self._late.discard(key)
         self._read[key] = read
         if was_unread and not self._is_unread(key):
-            self._left.subtract(read.pods)
+            if not was_late:  # `_note_late` has subtracted it
+                self._left.subtract(read.pods)
             self._has_complete |= any(self._left[pod] <= 0 for pod in read.pods)
         if not read.is_final:
             self._doubts.set()
