@@ -203,7 +203,7 @@ def test_a_namespace_that_is_being_deleted_is_refused(
     here.kubectl("create", "namespace", "ending")
     here.kubectl("delete", "namespace", "ending", "--wait=false")
     assert init("ending") == 2
-    assert "'ending' is being deleted: wait until it is" in capsys.readouterr().err
+    assert "'ending' is being deleted: wait until it does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.server

@@ -150,7 +150,7 @@ def test_pod_that_waits_says_why(used: Seen) -> None:
     """A waiting pod shows its reason on its page and its node's page, and is first in the list of pods."""
     used.open("/pods/shop/big")
     expect(used.page.locator(".why")).to_contain_text("Waits (NotEnoughCPUs): Wanted 64 wholly free cores")
-    expect(used.page.locator("main")).to_contain_text("Node used now has")
+    expect(used.page.locator("main")).to_contain_text("Node used has")
     used.picture("pod-waits")
     used.open("/nodes/used")
     expect(used.page.locator(".waiting")).to_contain_text("shop/big/main")
