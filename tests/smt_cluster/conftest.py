@@ -33,8 +33,8 @@ SEVEN_CORES = GuestMachine("14,sockets=1,cores=7,threads=2", "6G", seconds=5400)
 TWO_NUMA_NODES = GuestMachine(
     "20,sockets=2,cores=8,threads=2,maxcpus=32", "6G", ("4G,cpus=0-15", "2G,cpus=16-31"), seconds=5400
 )
-# A CPU for each pod, and five for kubelet, runtime and agent. The boot takes one minute, the pods take five. 109
-# pods take 20 minutes.
+# A CPU for each pod, and five for kubelet, runtime and agent. The boot takes one minute and the pods five on an idle
+# machine; beside other programs they take 20.
 MANY_CPUS = GuestMachine(
     "128,sockets=2,cores=64,threads=1",
     "6G",
@@ -42,7 +42,7 @@ MANY_CPUS = GuestMachine(
     seconds=5400,
     devices=DEVICES,
 )
-MANY_PODS = 60
+MANY_PODS = 109  # one less than the default maxPods of a kubelet
 WALKS = {"walk", "cmk_walk", "claim_walk", "device_walk"}
 _REPORTS = pytest.StashKey[list[Report]]()
 
