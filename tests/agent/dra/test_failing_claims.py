@@ -6,20 +6,18 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from agent.dra.book import ClaimBook
-from agent.dra.pod_claims import PATIENCE_SECONDS, PodClaims
-from agent.dra.reader import LONGEST_SECONDS, ClaimReader
+from agent.dra.pod_claims import PATIENCE_SECONDS
+from agent.dra.reader import LONGEST_SECONDS
 from agent.dra.refusals import RefusedPrepare
 from apiserver.errors import Failed
 from pinning.dra.claims import DeviceClaim
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, pod
-from tests.pinning.dra.claiming import NODE, document, result, uid_of
+from tests.agent.dra.reading_node import ReadingNode
+from tests.pinning.dra.claiming import document, result, uid_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    from pinning.planning.observed import SeenPod
 
 REASON = "500: no matching prefix found"
 NAMES = [f"c{number}" for number in range(20)]
@@ -41,54 +39,19 @@ class FailingApi(FakeApi):
         return await super().get(path)
 
 
-class Node:
-    """A node with pods of claims that fail, in virtual time; each pass shows all pods again."""
+Node = ReadingNode[FailingApi]
 
-    def __init__(self) -> None:
-        self.api = FailingApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES})
-        reader = ClaimReader(self.api, NODE, clock=virtual_time.now)  # type: ignore[arg-type]
-        self.claims = PodClaims(reader, clock=virtual_time.now)
-        self.book = ClaimBook(reader)
-        self.pods: list[SeenPod] = []
-        self.passes = 0  # number of requests
 
-    def show(self, *pods: SeenPod) -> None:
-        """Let the watch show further pods."""
-        self.pods += pods
-        self.claims.follow(self.pods)
-
-    def request_pass(self) -> None:
-        """Run a pass soon."""
-        self.passes += 1
-        asyncio.get_running_loop().call_soon(self.show)
-
-    async def delay(self, shown: SeenPod) -> float:
-        """Show a pod of one claim, and return the seconds until the claim is known."""
-        begun = virtual_time.now()
-        self.show(shown)
-        while not {uid_of(name) for name in shown.claim_names} <= self.claims.known.keys():
-            await asyncio.sleep(0.001)
-        return virtual_time.now() - begun
-
-    async def prepare(self, name: str) -> DeviceClaim | RefusedPrepare | float:
-        """Return the seconds until the claim of a Prepare is read, or why it is not."""
-        begun = virtual_time.now()
-        found = await self.book._read("test", uid_of(name), name)
-        return virtual_time.now() - begun if isinstance(found, DeviceClaim) else found
+async def prepare(node: Node, name: str) -> DeviceClaim | RefusedPrepare | float:
+    """Return the seconds until the claim of a Prepare is read, or why it is not."""
+    begun = virtual_time.now()
+    found = await node.book._read("test", uid_of(name), name)
+    return virtual_time.now() - begun if isinstance(found, DeviceClaim) else found
 
 
 def played(use: Callable[[Node], Awaitable[None]]) -> None:
     """Run a test beside pods whose claims fail."""
-
-    async def working() -> None:
-        node = Node()
-        reading = asyncio.create_task(node.claims.run(node.request_pass))
-        node.show(*BAD)
-        await use(node)
-        reading.cancel()
-        await asyncio.wait([reading])
-
-    virtual_time.run(working())
+    Node(FailingApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES})).play(use, *BAD)
 
 
 def test_claims_that_fail_delay_no_prepare() -> None:
@@ -97,7 +60,7 @@ def test_claims_that_fail_delay_no_prepare() -> None:
     async def use(node: Node) -> None:
         for name in NAMES * 3:
             await asyncio.sleep(1.7)
-            found = await node.prepare(name)
+            found = await prepare(node, name)
             assert isinstance(found, float)
             assert found < 0.01
 
@@ -145,13 +108,13 @@ def test_claims_that_fail_for_long_request_few_passes() -> None:
         node.show(*[replace(pod(name, name), namespace=name) for name in more])
         for name in NAMES:  # the API server answers now and then
             await asyncio.sleep(PATIENCE_SECONDS)
-            await node.prepare(name)
+            await prepare(node, name)
         await asyncio.sleep(2 * PATIENCE_SECONDS)
         assert node.claims.problems.keys() == {(name, name) for name in node.api.bad}
-        requests, passes = len(node.api.requests), node.passes
+        requests, passes = len(node.api.requests), len(node.passes)
         await asyncio.sleep(60)
         assert len(node.api.requests) - requests <= 15
-        assert node.passes == passes
+        assert len(node.passes) == passes
         assert len(asyncio.all_tasks()) < 120
         assert await node.delay(pod("a", "c0")) < 0.01
 
@@ -224,6 +187,6 @@ def test_first_reads_of_claims_that_all_fail_are_few() -> None:
         node.show(*[replace(pod(listed[0], *listed), namespace=listed[0]) for listed in names])
         await asyncio.sleep(60)
         assert len(node.api.requests) <= 50
-        assert node.passes <= 50
+        assert len(node.passes) <= 50
 
     played(use)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agent.dra.book import ClaimBook
-from agent.dra.pod_claims import NO_ANSWER, PASS_SECONDS, PATIENCE_SECONDS, PodClaims
+from agent.dra.pod_claims import NO_ANSWER, PASS_SECONDS, PATIENCE_SECONDS
 from agent.dra.read_limit import BURST_BYTES
-from agent.dra.reader import ClaimReader
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, pod
-from tests.pinning.dra.claiming import NODE, document, result, uid_of
+from tests.agent.dra.reading_node import ReadingNode
+from tests.pinning.dra.claiming import document, result, uid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pinning.planning.observed import SeenPod
+    from collections.abc import Awaitable, Callable
 
 SLOW = replace(pod("slow", "slow"), namespace="noisy")
 NAMES = [f"c{number}" for number in range(20)]
@@ -36,48 +33,17 @@ class SlowApi(FakeApi):
         return await super().get(path)
 
 
-class Node:
-    """A node with a pod of a slow claim, in virtual time; each pass shows all pods again."""
-
-    def __init__(self) -> None:
-        self.api = SlowApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES})
-        reader = ClaimReader(self.api, NODE, clock=virtual_time.now)  # type: ignore[arg-type]
-        self.claims = PodClaims(reader, clock=virtual_time.now)
-        self.book = ClaimBook(reader)
-        self.pods: list[SeenPod] = []
-        self.passes: list[tuple[float, frozenset[str]]] = []  # times of requests, with the known claims
-
-    def show(self, *pods: SeenPod) -> None:
-        """Let the watch show further pods."""
-        self.pods += pods
-        self.claims.follow(self.pods)
-
-    def request_pass(self) -> None:
-        """Run a pass soon."""
-        self.passes.append((virtual_time.now(), frozenset(self.claims.known)))
-        asyncio.get_running_loop().call_soon(self.show)
-
-    async def delay(self, shown: SeenPod) -> float:
-        """Show a pod, and return the seconds until its claims are known."""
-        begun = virtual_time.now()
-        self.show(shown)
-        while not {uid_of(name) for name in shown.claim_names} <= self.claims.known.keys():
-            await asyncio.sleep(0.001)
-        return virtual_time.now() - begun
+Node = ReadingNode[SlowApi]
 
 
-def run(use: Callable[[Node], Any]) -> None:
+def run(use: Callable[[Node], Awaitable[None]]) -> None:
     """Run a test beside a pod whose claim is read again and again."""
+    slow_node().play(use, SLOW)
 
-    async def working() -> None:
-        node = Node()
-        reading = asyncio.create_task(node.claims.run(node.request_pass))
-        node.show(SLOW)
-        await use(node)
-        reading.cancel()
-        await asyncio.wait([reading])
 
-    virtual_time.run(working())
+def slow_node() -> Node:
+    """Return a node whose API server has some claims that it answers at once."""
+    return Node(SlowApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES}))
 
 
 def test_claim_that_is_never_answered_delays_no_other_namespace() -> None:
@@ -152,19 +118,15 @@ def show_together(node: Node) -> float:
 def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
     """A pass is requested for a complete pod within PASS_SECONDS, also if both readers wait for an answer by then."""
 
-    async def working() -> None:
-        node = Node()
-        reading = asyncio.create_task(node.claims.run(node.request_pass))
+    async def use(node: Node) -> None:
         await asyncio.sleep(1)
         begun = show_together(node)
         await asyncio.sleep(PATIENCE_SECONDS / 2)
         requested, known = node.passes[-1]
         assert known == {uid_of("c0"), uid_of("c1")}
         assert requested - begun < PASS_SECONDS + 0.01
-        reading.cancel()
-        await asyncio.wait([reading])
 
-    virtual_time.run(working())
+    slow_node().play(use)
 
 
 def test_pass_for_a_pod_with_a_late_claim_waits_for_no_limited_namespace() -> None:
@@ -190,7 +152,7 @@ def test_stopped_reader_requests_no_pass() -> None:
     """No pass is requested after the end of the reads, also if one was due soon."""
 
     async def working() -> None:
-        node = Node()
+        node = slow_node()
         reading = asyncio.create_task(node.claims.run(node.request_pass))
         await asyncio.sleep(1)
         show_together(node)
