@@ -41,7 +41,8 @@ class ParsedPods:
     def read(self, uid: str, pod: Pod) -> SeenPod:
         """Return the parsed pod, from the cache if it has this version.
 
-        A pod keeps UNTRUSTED_CLASS when its user removes the annotation, because the runtime may have started it before.
+        A pod keeps UNTRUSTED_CLASS when its user removes the annotation, because the runtime may have started the pod
+        with it.
         """
         known = self._newest.get(uid)
         if known and known[0] is pod:

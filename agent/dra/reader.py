@@ -97,8 +97,8 @@ class ClaimReader:
     ) -> DeviceClaim | BadClaim | None:
         """Return a claim, None if there is none; raise APIError. Requests without an answer are repeated.
 
-        `failing` is called before retries of a claim at which the API server fails, unless it seems to fail at all claims:
-        more first requests would then not help.
+        `failing` is called before each retry of a claim at which the API server fails. It is not called for a claim that
+        begins to fail while the API server seems to fail at all claims, because more first requests would not help.
         """
         key = namespace, name
         has_failed = key in self._failures

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from agent.node_state import CRASHED, QUIET_PENDING, QuietResult
@@ -228,10 +229,9 @@ async def in_daemon_thread(work: Callable[[], Value]) -> Value:
         try:
             value = work()
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            found = error
-            deliver = lambda: done.set_exception(found)  # noqa: E731
+            deliver = partial(done.set_exception, error)
         else:
-            deliver = lambda: done.set_result(value)  # noqa: E731
+            deliver = partial(done.set_result, value)
         with suppress(RuntimeError):  # the loop is closed, so that no task waits for it
             loop.call_soon_threadsafe(hand_over, deliver)
 

@@ -112,7 +112,10 @@ class ContainerRecord:
 
     @property
     def started_right(self) -> bool:
-        """Return whether the kernel showed it on the CPUs of its creation; an owner's are the planned ones or include its own."""
+        """Return whether the kernel showed it on the CPUs of its creation.
+
+        Those of an owner are the planned ones, or include its own.
+        """
         is_own = self.born == self.wanted or EMPTY != self.home <= self.born
         return self.was_seen_as_born and (not self.is_owner or is_own)
 

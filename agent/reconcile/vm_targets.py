@@ -127,7 +127,7 @@ def host_classes(
 
     A pod names its class, but not whether the handler behind it starts virtual machines; that is known once the runtime
     has listed a container of the class. For a class that was recreated with another handler, its newest containers
-    decide. UNTRUSTED_CLASS never counts, because users may add its annotation to a pod that another handler has started.
+    decide. UNTRUSTED_CLASS never counts, because users may add its annotation to a pod that another handler started.
     """
     classes = {it.uid: it.runtime_class for it in pods if it.runtime_class not in ("", UNTRUSTED_CLASS)}
     if not classes:

@@ -47,9 +47,7 @@ class NodeShapes:
     def __init__(self, meter: NodeMeter) -> None:
         self._meter = meter
         self._machines: dict[str, CoreShape] = {}
-        self._refused: dict[
-            str, int
-        ] = {}  # hash of each node's invalid annotation, so that it is logged once
+        self._refused: dict[str, int] = {}  # hash of a node's invalid annotation, which is logged once
         self._written = _encode(())
 
     def read(self) -> bytes:
