@@ -19,6 +19,10 @@ MIRROR = "http://deb.debian.org/debian"
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
+# A new machine may be installing its updates: wait for dpkg's lock instead of failing.
+_WAITS = ("-o", "DPkg::Lock::Timeout=300")
+
+
 class NotInstalled(Exception):
     """The packages cannot be installed; the message says why."""
 
@@ -26,7 +30,10 @@ class NotInstalled(Exception):
 def install(packages: Sequence[str]) -> None:
     """Install packages with what they need, and nothing beyond."""
     with locked(cache_folder().with_name("debian"), sys.stderr):
-        for arguments in (("update", "-qq"), ("install", "-y", "-qq", "--no-install-recommends", *packages)):
+        for arguments in (
+            ("update", "-qq"),
+            ("install", "-y", "-qq", *_WAITS, "--no-install-recommends", *packages),
+        ):
             _apt("apt-get", arguments, packages)
 
 
