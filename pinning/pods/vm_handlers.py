@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-_WORDS: Final = ("kata",)  # in names of handlers, classes and shims: "kata-qemu", "io.containerd.kata.v2"
+_WORD: Final = "kata"  # in names of handlers, classes and shims: "kata-qemu", "io.containerd.kata.v2"
 
 
 def is_vm_handler(name: str) -> bool:
     """Return whether a runtime handler, runtime class or shim of that name starts virtual machines."""
-    return any(word in name for word in _WORDS)
+    return _WORD in name
