@@ -435,6 +435,13 @@ class FakeNode:
             self.cpusets[cgroup] = self.topology.online
         return number
 
+    def deploy(
+        self, uid: str, *wishes: Wish, name: str = "", vm: bool = False, state: State = State.RUNNING
+    ) -> str:
+        """Create or replace a pod, and start one of its containers, by default its first; return its id."""
+        self.add(uid, *wishes, vm=vm)
+        return self.start(uid, name or ("compute" if vm else "c0"), state)
+
     def begin(self, number: str, *, lost: bool = False) -> None:
         """Start a created container with the cpuset of the runtime's record."""
         container = self.containers[number]

@@ -92,8 +92,7 @@ def test_pod_without_the_annotation_gets_no_memory_node(node: FakeNode) -> None:
 
 def test_running_container_keeps_its_memory(node: FakeNode) -> None:
     """A container that started before the memory node was sent stays unbound, with a note and one event."""
-    node.add("a", BOUND)
-    number = node.start("a")
+    number = node.deploy("a", BOUND)
     before = node.run()
     state = node.run()
     assert node.cpus(number) == "2,4,8,10"

@@ -37,8 +37,7 @@ def machine_state(state: NodeState) -> VMState:
 
 def launched(node: FakeNode, vm: FakeVM | None = None) -> str:
     """Run a launcher pod v with a virtual machine that owns CPUs 1,5 and 2,6; return its container's id."""
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = vm or machine(4, node.topology.online, worker=2)
     node.run()
     return number

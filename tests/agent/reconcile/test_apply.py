@@ -65,8 +65,7 @@ def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
 
 def test_created_container_is_sent_once(node: FakeNode) -> None:
     """The agent sends the CPUs of a created container to the runtime only once."""
-    node.add("a", TWO)
-    node.start("a", state=State.CREATED)
+    node.deploy("a", TWO, state=State.CREATED)
     node.run(passes=3)
 
     assert len(node.runtime.calls) == 1
@@ -97,8 +96,7 @@ def test_no_pass_waits_for_a_created_container(node: FakeNode) -> None:
 def test_newer_set_waits_for_the_runtime_call_in_flight(node: FakeNode) -> None:
     """A container that starts while the runtime applies its first cpuset gets the newest cpuset afterwards."""
     pinned_pair(node)
-    node.add("c", PLAIN)
-    created = node.start("c", state=State.CREATED)
+    created = node.deploy("c", PLAIN, state=State.CREATED)
 
     async def scenario() -> None:
         node.runtime.gate = asyncio.Event()
@@ -128,8 +126,7 @@ def test_without_write_access_the_runtime_does_everything(node: FakeNode) -> Non
 
 def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
     """If the kernel refuses a cgroup write, the agent updates the container through the runtime."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.cgroups.errors[node.cgroup(number)] = Refused("EACCES")
     node.run()
 
@@ -138,11 +135,9 @@ def test_refused_cgroup_write_is_done_by_the_runtime(node: FakeNode) -> None:
 
 def test_owner_waits_until_others_have_left_its_cpus(node: FakeNode) -> None:
     """The owner gets its CPUs only after the other container has left them."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
-    node.add("a", TWO)
-    owner = node.start("a")
+    owner = node.deploy("a", TWO)
     state = node.run()
     assert state.failures == ("test/pod-b/c0",)
     assert not container(state, "a").is_pinned
@@ -156,11 +151,9 @@ def test_owner_waits_until_others_have_left_its_cpus(node: FakeNode) -> None:
 
 def test_move_of_very_many_cgroups_continues_in_the_next_passes(node: FakeNode) -> None:
     """While the move of very many child cgroups continues, the container counts as failed and keeps its old CPUs."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.cgroups.errors[node.cgroup(other)] = Unfinished("has more than 1024 cgroups")
-    node.add("a", TWO)
-    owner = node.start("a")
+    owner = node.deploy("a", TWO)
     for _ in range(5):
         state = node.run()
         assert (state.failures, state.conflicts) == (("test/pod-b/c0",), ())
@@ -177,10 +170,8 @@ def test_move_of_very_many_cgroups_continues_in_the_next_passes(node: FakeNode) 
 
 def test_lost_write_of_a_bystander_holds_the_grant_up(node: FakeNode) -> None:
     """A write that the kernel does not show on read-back counts as failed, so the new owner of the CPUs waits."""
-    node.add("b", PLAIN)
-    other = node.start("b")
-    node.add("a", TWO)
-    node.start("a")
+    other = node.deploy("b", PLAIN)
+    node.deploy("a", TWO)
     node.cgroups.lost = 1
 
     assert not container(node.run(), "a").is_pinned or node.cpus(other) == "0,2-4,6-7"
@@ -205,8 +196,7 @@ def test_failing_container_does_not_hold_up_others(node: FakeNode) -> None:
 
 def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
     """A failed write is retried only after its backoff, however many passes run before."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
     node.run()
     del node.cgroups.errors[node.cgroup(number)]
@@ -220,8 +210,7 @@ def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
 
 def test_write_that_waits_for_another_requests_no_pass(node: FakeNode) -> None:
     """When the backoff of a write is over, it requests no pass if it waits for another failed write."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0,4")
     node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
     node.run()
@@ -237,8 +226,7 @@ def test_write_that_waits_for_another_requests_no_pass(node: FakeNode) -> None:
 
 def test_error_of_an_unneeded_write_is_removed(node: FakeNode) -> None:
     """When a failed write is no longer needed, its error is removed from the state."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
     node.add("a", TWO)
     assert node.run().failures == ("test/pod-b/c0",)
@@ -251,10 +239,8 @@ def test_error_of_an_unneeded_write_is_removed(node: FakeNode) -> None:
 @pytest.mark.parametrize("error", [Gone("x"), Gone("no such container")])
 def test_container_that_exits_during_a_write_frees_its_cpus(node: FakeNode, error: Gone) -> None:
     """If a container exits while it is moved off the owner's CPUs, these CPUs count as free."""
-    node.add("b", PLAIN)
-    other = node.start("b")
-    node.add("a", TWO)
-    node.start("a")
+    other = node.deploy("b", PLAIN)
+    node.deploy("a", TWO)
     node.cgroups.errors[node.cgroup(other)] = error
     state = node.run()
 
@@ -264,8 +250,7 @@ def test_container_that_exits_during_a_write_frees_its_cpus(node: FakeNode, erro
 
 def test_narrower_parent_cgroup_is_reported_as_failure(node: FakeNode) -> None:
     """If a parent cgroup restricts the effective CPUs, the container counts as failed and not as pinned."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.cgroups.ceiling[node.cgroup(number)] = CPUSet.parse("0-3")
     state = node.run()
 

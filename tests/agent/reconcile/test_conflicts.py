@@ -179,8 +179,7 @@ def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNod
 def test_created_container_is_no_intruder(node: FakeNode) -> None:
     """A created container whose cgroup has all CPUs is not an intruder, because it has no tasks yet."""
     pinned_pair(node)
-    node.add("late", Wish("1", policy="exclusive"))
-    number = node.start("late", state=State.CREATED)
+    number = node.deploy("late", Wish("1", policy="exclusive"), state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online
     node.runtime.gate = asyncio.Event()  # the runtime does not apply the cpusets that it is sent
     state = node.runner.run(node.agent.reconciler.run_pass())

@@ -107,8 +107,7 @@ def test_pass_follows_an_update_of_a_created_container(node: FakeNode) -> None:
     """When a created container has left the CPUs of an owner after the pass, the next pass lets the owner start."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
-    node.add("b", Wish("2", policy="none"))
-    node.start("b", state=State.CREATED)
+    node.deploy("b", Wish("2", policy="none"), state=State.CREATED)
     node.add("a", Wish("2", smt="require"))
 
     async def scenario() -> None:

@@ -38,8 +38,7 @@ def pinned(state: NodeState) -> int:
 
 def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
     """After an edit of an annotation a pass applies and publishes it without waiting for a timer."""
-    node.add("a", Wish("2", policy="none"))
-    number = node.start("a")
+    number = node.deploy("a", Wish("2", policy="none"))
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: state.is_synchronised)
@@ -66,8 +65,7 @@ def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
 
 def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
     """A foreign write that inotify reports is repaired without waiting for a timer."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: pinned(state) == 1)
@@ -83,8 +81,7 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
 def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
     """When the kubelet writes a launcher's cpuset, an observing agent pins the vCPUs again."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = machine(4, node.topology.online)
 
     async def scenario(agent: Agent, reports: Reports) -> None:
@@ -194,8 +191,7 @@ def test_failed_report_is_retried(node: FakeNode, error: Exception) -> None:
 
 def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
     """A report waits until the running pass has ended, then publishes the newest state."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     listed = node.runtime.containers
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -235,8 +231,7 @@ def test_an_event_about_a_cpu_asks_for_a_look_at_the_machine(node: FakeNode) -> 
 
 def test_failed_pass_is_retried(node: FakeNode) -> None:
     """A pass that fails with an I/O error is retried."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     universe = node.machine.universe
 
     def fail(topology: Topology) -> CPUSet:
@@ -254,8 +249,7 @@ def test_failed_pass_is_retried(node: FakeNode) -> None:
 @pytest.mark.parametrize("error", [RecursionError("nested"), OSError("no file")], ids=["crash", "failure"])
 def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> None:
     """If the tasks of a container cannot be read, the pass continues and pins pods that follow."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
 
     def fail(cgroup: str, cpus: CPUSet) -> StrayTasks:
         raise error
@@ -264,8 +258,7 @@ def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> 
 
     async def scenario(agent: Agent, reports: Reports) -> None:
         await reports.until(lambda state: pinned(state) == 1)
-        node.add("b", TWO)
-        node.start("b")
+        node.deploy("b", TWO)
         node.pods.changed()
         await reports.until(lambda state: pinned(state) == 2)
 
@@ -274,8 +267,7 @@ def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> 
 
 def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNode) -> None:
     """Without a checkpoint no cpuset is written until all pods are listed."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     node.pods.complete = False
 
     assert node.runner.run(node.agent.reconciler.run_pass()) is None
@@ -284,8 +276,7 @@ def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNo
 
 def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode) -> None:
     """With a checkpoint and no pod list, owners keep their CPUs and new containers do not get them."""
-    node.add("a", TWO)
-    owner = node.start("a")
+    owner = node.deploy("a", TWO)
     node.run()
     node.documents.clear()
     node.pods.complete = False
@@ -300,8 +291,7 @@ def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode)
 
 def test_checkpoint_is_on_disk_before_the_first_write(node: FakeNode) -> None:
     """The checkpoint already has the new CPUs when the first cpuset is written."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     checkpoint = node.folder / "checkpoint.json"
     write = node.cgroups.write
 
@@ -326,8 +316,7 @@ def test_checkpoint_is_written_only_when_the_ledger_changes(node: FakeNode) -> N
 
 def test_full_disk_stops_every_write(node: FakeNode) -> None:
     """No cpuset is written if the checkpoint cannot be saved."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     (node.folder / "checkpoint.new").mkdir()
 
     with pytest.raises(OSError, match="directory"):
@@ -337,8 +326,7 @@ def test_full_disk_stops_every_write(node: FakeNode) -> None:
 
 def test_failed_flush_is_followed_by_a_new_save(node: FakeNode) -> None:
     """If the checkpoint cannot be flushed, the next pass saves it again."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     (node.folder / "checkpoint.old").mkdir()
 
     with pytest.raises(OSError, match="directory"):

@@ -140,8 +140,7 @@ def test_sweep_opens_only_task_lists(many: Node) -> None:
 def test_pass_lists_once_and_reads_each_cpuset_twice(node: FakeNode) -> None:
     """A pass lists the runtime once and reads each cpuset before and after its one write."""
     for number in range(CONTAINERS):
-        node.add(f"p{number}", SHARED)
-        node.start(f"p{number}")
+        node.deploy(f"p{number}", SHARED)
     node.run(passes=2)
     node.add("p0", ONE_CPU)
     node.cgroups.writes.clear()

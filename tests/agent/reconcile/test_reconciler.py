@@ -132,8 +132,7 @@ def test_restarted_container_gets_its_cpus_again(node: FakeNode) -> None:
 
 def test_refused_claim_is_reported_and_not_pinned(node: FakeNode) -> None:
     """A request for more CPUs than are free is reported as refused and not as pinned."""
-    node.add("a", Wish("7", policy="exclusive"))
-    node.start("a")
+    node.deploy("a", Wish("7", policy="exclusive"))
     state = node.run()
 
     refused = container(state, "a")
@@ -148,8 +147,7 @@ def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) 
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
     node.settings = Settings("node-1", node.config, state_file)
     node.new_agent()
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     state = node.run()
 
     assert state.kubelet is KubeletPolicy.STATIC
@@ -176,8 +174,7 @@ def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path,
     state_file.write_text(f'{{"policyName":"{policy}","defaultCpuSet":"0-7","checksum":1}}')
     node.settings = Settings("node-1", replace(node.config, observe=observe), state_file)
     node.new_agent()
-    node.add("a", PLAIN)
-    number = node.start("a")
+    number = node.deploy("a", PLAIN)
     node.cpusets[node.cgroup(number)] = node.records[number] = CPUSet.parse("2-3")
     node.run()
     before = len(node.runtime.calls)

@@ -55,8 +55,7 @@ def upgraded(node: FakeNode) -> str:
     """Run a container on 1,5 under an earlier version, then start this version; return the container's id."""
     node.settings = Settings("node-1", NodeConfig(reserved=OLD))
     node.new_agent()
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.run()
     assert node.cpus(number) == "1,5"
     resave(node, None)
@@ -106,8 +105,7 @@ def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> N
     without = FLAT.cores[1:]
     node.topology = replace(ISOLATED, cores=without, online=CPUSet.parse("1-3,5-7"), isolated=EMPTY)
     node.new_agent()
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     assert reserve(node) == ("1,5", ReserveSource.DEFAULT)
     node.topology = FLAT
     assert reserve(node) == ("1,5", ReserveSource.KEPT)
@@ -120,8 +118,7 @@ def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
     named = NodeConfig(reserved=CPUSet.parse("3,7"), reserve_source=ReserveSource.KUBELET)
     node.settings = Settings("node-1", named)
     node.new_agent()
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     assert reserve(node) == ("3,7", ReserveSource.KUBELET)
     node.settings = Settings("node-1", DEFAULT)
     node.new_agent()

@@ -39,8 +39,7 @@ def test_two_calls_at_a_time(node: FakeNode) -> None:
     """At most two runtime calls are in flight, and at most one for each container."""
     node.add("a", TWO)
     for number in range(9):
-        node.add(f"p{number}", PLAIN)
-        node.start(f"p{number}")
+        node.deploy(f"p{number}", PLAIN)
 
     async def scenario() -> None:
         node.runtime.gate = asyncio.Event()

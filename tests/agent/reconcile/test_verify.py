@@ -111,8 +111,7 @@ def test_only_moved_containers_are_compared_between_sweeps(node: FakeNode) -> No
         return StrayTasks()
 
     node.cgroups.stray_tasks = look  # type: ignore[assignment]
-    node.add("new", PLAIN)
-    number = node.start("new")
+    number = node.deploy("new", PLAIN)
     node.run()
     node.runner.run(node.agent.reconciler.sweep(lambda: False, only_moved=True))
     assert looks == [node.cgroup(number)]

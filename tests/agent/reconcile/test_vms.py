@@ -80,8 +80,7 @@ def test_new_machine_is_polled_often_and_pinned_after_a_grace_period(node: FakeN
 
 def test_machine_that_starts_late_is_polled_every_second(node: FakeNode) -> None:
     """A launcher without a machine is polled every second for 30 seconds, then at the normal interval."""
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.run()
     keeper = node.agent.reconciler.vms
     assert keeper.pause() == SOON_SECONDS
@@ -238,8 +237,7 @@ def test_pinned_threads_are_not_counted_as_narrowed(node: FakeNode) -> None:
 def test_first_process_that_was_pinned_is_not_widened(node: FakeNode) -> None:
     """A first process that is the virtual machine itself keeps its pinned affinity."""
     node.run()
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = replace(machine(4, node.topology.online), first_task=1)
     node.run()
     node.runner.run(node.agent.reconciler.sweep(lambda: False))
@@ -306,8 +304,7 @@ def test_machine_that_ends_is_forgotten(node: FakeNode) -> None:
 
 def test_launcher_without_cpus_is_not_read(node: FakeNode) -> None:
     """A launcher without CPUs of its own is not read, because its cgroup restricts it."""
-    node.add("v", Wish("500m"), vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", Wish("500m"), vm=True)
     node.vms.machines[number] = machine(1, node.topology.online)
     node.run()
 
@@ -318,8 +315,7 @@ def test_observing_agent_pins_inside_the_kubelets_cpus(node: FakeNode) -> None:
     """An observing agent pins a launcher whose cpuset has the requested size, and follows changes."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.new_agent()
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = machine(4, node.topology.online)
     node.run()
     assert pins(node, number) == ["0-7"] * 4  # four CPUs requested, eight found: not exclusive
@@ -353,13 +349,11 @@ def test_kubelet_is_asked_only_about_virtual_machines(node: FakeNode) -> None:
     node.settings = Settings("node-1", NodeConfig(observe=True))
     node.kubelet = asked = KubeletAsked()
     node.new_agent()
-    node.add("p", Wish("500m"))
-    node.start("p")
+    node.deploy("p", Wish("500m"))
     node.run()
     assert asked.ids == []
 
-    node.add("v", FOUR, vm=True)
-    number = node.start("v", "compute")
+    number = node.deploy("v", FOUR, vm=True)
     node.run()
     assert asked.ids == [[number]]
 

@@ -81,8 +81,7 @@ def test_a_resized_isolated_pod_gets_the_free_core(node: FakeNode) -> None:
 def test_a_resize_without_a_free_core_waits_for_one(node: FakeNode) -> None:
     """The container keeps its CPUs, with the reason in status and event, until another pod frees a core."""
     number, _ = alone(node)
-    node.add("b", Wish("3", policy="exclusive"))
-    other = node.start("b")
+    other = node.deploy("b", Wish("3", policy="exclusive"))
     before = node.run()
     resize(node, "a", "2", allocated="2")
     after = node.run()

@@ -104,8 +104,7 @@ def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: st
     """If another container gets the shared CPU of a helper task, the task moves to the rest of the shared set."""
     node.tasks.choose(2, "2")
     node.owners = {node.cgroup(mixed): CPUSet([1, 5])}
-    node.add("c", TWO)
-    other = node.start("c", state=State.CREATED)
+    other = node.deploy("c", TWO, state=State.CREATED)
     node.run()
     node.begin(other)
     node.run()
@@ -121,8 +120,7 @@ def test_grants_to_others_shrink_its_shared_part_first(node: FakeNode, mixed: st
 
 def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
     """An edited annotation adds the shared set; when the annotation is removed, all tasks return to the exclusive CPUs."""
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     task, helper = node.tasks.start(number, "", "5")
     node.run()
     node.add("a", MIXED)
@@ -140,8 +138,7 @@ def test_an_edit_widens_and_narrows_a_running_container(node: FakeNode) -> None:
 def test_a_created_container_starts_on_its_own_cpus(node: FakeNode) -> None:
     """Without NRI the container starts on its exclusive CPUs, and gets the shared set once it runs."""
     node.run()
-    node.add("a", MIXED)
-    number = node.start("a", state=State.CREATED)
+    number = node.deploy("a", MIXED, state=State.CREATED)
     node.run()
     assert str(node.records[number]) == "1,5"
     node.begin(number)
@@ -186,8 +183,7 @@ def test_restarted_agent_keeps_the_applications_affinities(node: FakeNode, mixed
 
 def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
     """If no task is restricted to exclusive or shared CPUs, a restarted agent moves all tasks to the exclusive CPUs."""
-    node.add("a", MIXED)
-    number = node.start("a")
+    number = node.deploy("a", MIXED)
     node.run()
     tasks = node.tasks.start(number, "", "")
     node.new_agent()
@@ -199,8 +195,7 @@ def test_restarted_agent_completes_an_interrupted_split(node: FakeNode) -> None:
 @pytest.mark.parametrize("says", [True, False], ids=["the annotation says it", "a neighbour shows it"])
 def test_without_a_checkpoint_exclusive_cpus_are_found(node: FakeNode, mixed: str, says: bool) -> None:
     """Without a checkpoint the agent takes the exclusive CPUs from the pod's status, or those that no other container has."""
-    node.add("z", TWO)
-    node.start("z")
+    node.deploy("z", TWO)
     node.run()
     if says:
         del node.documents["b"]
@@ -233,8 +228,7 @@ def test_its_quota_is_always_unset(node: FakeNode, quota: Quota) -> None:
 
 def test_split_through_the_runtime_moves_tasks_twice(node: FakeNode, mixed: str) -> None:
     """If the cgroup cannot be written, the agent moves the tasks before and after the runtime writes the cpuset."""
-    node.add("c", TWO)
-    node.start("c")
+    node.deploy("c", TWO)
     node.tasks.choose(2, "2")
     node.cgroups.errors[node.cgroup(mixed)] = Refused("EROFS")
     node.run(2)
@@ -305,8 +299,7 @@ def test_strict_threads_keep_the_shared_annotation(node: FakeNode) -> None:
     """With strictThreads, the annotation `shared-cpus` still adds the shared set."""
     node.settings = replace(node.settings, config=NodeConfig(strict_threads=True))
     node.new_agent()
-    node.add("a", MIXED)
-    number = node.start("a")
+    number = node.deploy("a", MIXED)
     node.tasks.start(number, "")
     node.run()
 
@@ -315,8 +308,7 @@ def test_strict_threads_keep_the_shared_annotation(node: FakeNode) -> None:
 
 def test_a_container_without_known_cgroup_gets_only_its_own_cpus(node: FakeNode) -> None:
     """A container without a known cgroup gets no shared CPUs, because its tasks cannot be split."""
-    node.add("a", MIXED)
-    number = node.start("a")
+    number = node.deploy("a", MIXED)
     node.containers[number] = replace(node.containers[number], cgroup=None)
     state = node.run()
     sent = list(node.runtime.calls)

@@ -26,8 +26,7 @@ def mixed(node: FakeNode) -> list[str]:
     """Start three mixed containers with two tasks each and sweep once; return their ids."""
     started = []
     for uid in ("a", "b", "c"):
-        node.add(uid, MIXED)
-        number = node.start(uid)
+        number = node.deploy(uid, MIXED)
         node.tasks.start(number, "", "")
         started.append(number)
     node.run()
@@ -124,7 +123,6 @@ def test_rounds_end_with_the_last_container_that_is_split(node: FakeNode, mixed:
 
 def test_without_machines_and_split_containers_no_look_is_scheduled(node: FakeNode) -> None:
     """Without virtual machines and mixed containers, no periodic check is scheduled."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     node.run()
     assert looks(node) == set()

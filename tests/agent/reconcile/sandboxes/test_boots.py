@@ -95,8 +95,7 @@ def test_machine_leaves_before_nri_grants_its_cpus(node: FakeNode, boots: FakeBo
 
 def test_time_on_cpus_of_owners_is_counted_once(node: FakeNode, boots: FakeBoots) -> None:
     """The 2 s before the machine was confined are counted as exposure once; later passes add nothing."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     node.run()
     kata_pod(node)
     node.run(3)
@@ -112,8 +111,7 @@ def test_no_exposure_without_owners(node: FakeNode, boots: FakeBoots) -> None:
 
 def test_machine_that_was_not_found_while_it_booted_is_counted(node: FakeNode) -> None:
     """If a new sandbox gets READY on all CPUs its run time is exposure; that of one older than the agent is not."""
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     node.kata.boot("old")
     node.run()
     assert exposed(node) == 0.0

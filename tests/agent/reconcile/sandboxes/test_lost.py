@@ -41,8 +41,7 @@ def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
     node.start("k")
     node.run()
     node.kata.hidden = frozenset({"s-k"})
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     state = node.run()
     assert (node.cpus(number), state.failures) == ("0-7", ("test/pod-k",))
     assert node.agent.reconciler.retry_seconds() is not None
@@ -61,8 +60,7 @@ def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> 
     node.kata.boot("k", has_quota=has_quota)
     node.start("k")
     node.kata.lost = frozenset({"s-k"})
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0")
     assert node.run().failures == ()  # its VMM may not have started yet
     for _ in range(3):
@@ -84,8 +82,7 @@ def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
     node.run()
     node.time.now += 2 * LOST_SECONDS
     node.kata.lost = frozenset({"s-k"})
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.run()
     assert node.cpus(number) == "0-7"
 
@@ -104,8 +101,7 @@ def test_wait_for_a_refused_lost_machine_is_limited(node: FakeNode, was_told: bo
         node.run()
     node.runtime.errors[inside] = Refused("no")
     node.kata.lost = frozenset({"s-k"})
-    node.add("a", TWO)
-    number = node.start("a")
+    number = node.deploy("a", TWO)
     node.run()
     assert node.cpus(number) == "0-7"
 
@@ -132,13 +128,11 @@ def test_lost_machine_delays_no_request_after_its_waiting_time(node: FakeNode) -
     node.kata.boot("k")
     node.runtime.errors[node.start("k")] = Refused("no")
     node.kata.lost = frozenset({"s-k"})
-    node.add("b", TWO)
-    node.start("b")
+    node.deploy("b", TWO)
     node.run()
     node.time.now += LOST_SECONDS
     node.run()
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
 
     assert container(node.run(), "a").is_pinned
 
@@ -148,8 +142,7 @@ def watch(node: FakeNode) -> FakeWatch:
     """Return an NRI watch on a node with one owner."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     node.run()
     return watch
 

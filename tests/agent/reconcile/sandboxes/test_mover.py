@@ -86,8 +86,7 @@ def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> No
     node.start("a")
     before = status_of(node.run())
     assert before["containers"]["c0"]["applied"]["cpus"] == "1,5"
-    node.add("b", TWO)
-    node.start("b")
+    node.deploy("b", TWO)
     node.time.now += LATER
 
     assert status_of(node.run(), json.dumps(before)) == before
@@ -146,8 +145,7 @@ def test_machine_without_containers_has_its_pods_cpus(node: FakeNode) -> None:
 
 def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
     """While another container cannot leave the CPUs of a grant, polls and sweeps do not move the machine there."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
     node.add("a", TWO)
     machine = node.kata.boot("a")
@@ -170,8 +168,7 @@ def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> 
     node.start("k")
     node.run()
     machine.unseen = {"shim": CPUSet.parse("0-7")}
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     state = node.run()
 
     assert machine.shown()["shim"] == "0,2-4,6-7"
@@ -207,8 +204,7 @@ def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
     assert str(machine.cpuset) == "0-7"
     assert container(state, "a").is_pinned
 
-    node.add("b", TWO)
-    node.start("b")
+    node.deploy("b", TWO)
     node.run()
     assert machine.shown()["emulator"] == "0,3-4,7"
     node.add("a", Wish("2", policy="none"))
@@ -284,8 +280,7 @@ def test_container_that_the_runtime_refuses_keeps_no_thread_back(node: FakeNode)
     machine = node.kata.boot("k")
     number = node.start("k")
     node.runtime.errors[number] = Refused("no")
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
     state = node.run()
     assert container(state, "a").is_pinned
     assert str(machine.cpus()) == "0,2-4,6-7"
@@ -318,8 +313,7 @@ def test_machine_that_cannot_be_moved_delays_others_for_a_limited_time(node: Fak
     node.kata.lost = frozenset({"s-k"})
     node.run()
     node.time.now += LOST_SECONDS
-    node.add("a", TWO)
-    node.start("a")
+    node.deploy("a", TWO)
 
     assert container(node.run(), "a").is_pinned
     assert [number for number, _ in node.runtime.calls if number.startswith("k")] == []

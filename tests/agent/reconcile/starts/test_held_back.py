@@ -51,8 +51,7 @@ def test_pod_is_held_back_until_others_have_left_its_cpus(
 
     Without them the container may start, and the status wakes the kubelet.
     """
-    node.add("b", PLAIN)
-    other = node.start("b", state=State.CREATED if fault == "created" else State.RUNNING)
+    other = node.deploy("b", PLAIN, state=State.CREATED if fault == "created" else State.RUNNING)
     cgroup = node.cgroup(other)
     node.cpusets[cgroup] = node.topology.online
     faults = {"not written": node.cgroups.errors, "not readable": node.cgroups.unreadable}
@@ -89,8 +88,7 @@ def test_pod_that_was_not_rejected_is_not_held_back(node: FakeNode, watch: FakeW
 
 def test_pod_beside_a_conflict_is_held_back(node: FakeNode, watch: FakeWatch) -> None:
     """A container that another program keeps on its CPUs holds the pod back for as long as the conflict lasts."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.add("a", CORE)
     for _ in range(3):
         node.run()

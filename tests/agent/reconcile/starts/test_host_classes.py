@@ -25,8 +25,7 @@ def started(node: FakeNode, uid: str, *, in_vm: bool = False, state: State = Sta
 
 def test_class_is_on_the_host_after_its_first_container(node: FakeNode) -> None:
     """A runtime class counts as one of the host after its first container there, even once that has ended."""
-    node.add("plain", Wish())
-    node.start("plain")
+    node.deploy("plain", Wish())
     node.run()
     assert node.agent.reconciler.observer.host_classes == frozenset()
 
@@ -50,8 +49,7 @@ def test_class_that_starts_machines_is_not_on_the_host(node: FakeNode) -> None:
 
 def test_annotation_of_a_running_pod_makes_no_class_one_of_the_host(node: FakeNode) -> None:
     """A user may add containerd's annotation to a pod that another handler has started, so it shows nothing."""
-    node.add("a", Wish())
-    node.start("a")
+    node.deploy("a", Wish())
     node.run()
     node.documents["a"]["metadata"]["annotations"] = {UNTRUSTED_WORKLOAD: UNTRUSTED}
     node.run()

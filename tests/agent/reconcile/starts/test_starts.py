@@ -60,8 +60,7 @@ def test_table_is_published_before_the_first_write_and_after_the_last(
     node: FakeNode, watch: FakeWatch
 ) -> None:
     """The first table marks CPUs that other containers must leave as busy; the one after the writes does not."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.run()
     node.add("a", TWO)
     watch.tables.clear()
@@ -80,8 +79,7 @@ def test_table_is_published_before_the_first_write_and_after_the_last(
 
 def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch) -> None:
     """CPUs that another container could not leave stay busy, and NRI refuses to start their owner."""
-    node.add("b", PLAIN)
-    other = node.start("b")
+    other = node.deploy("b", PLAIN)
     node.run()
     node.add("a", WHOLE)
     node.cgroups.errors[node.cgroup(other)] = node.runtime.errors[other] = Refused("EACCES")
