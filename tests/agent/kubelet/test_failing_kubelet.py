@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from agent.kubelet.call_limit import BURST, CALLS_PER_SECOND, CallLimit
 from agent.kubelet.device_answers import LONGEST_REASON
 from agent.kubelet.device_list import DeviceList
 from agent.kubelet.devices import KubeletDevices
@@ -18,6 +19,7 @@ from agent.metrics import Metrics
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.observed import DEVICES_NOT_NAMED, Observed, Owner, SeenPod
+from tests.agent import virtual_time
 from tests.agent.kubelet.fake_kubelet import FakeKubelet
 from tests.pinning.machines import FLAT
 
@@ -79,3 +81,36 @@ async def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path:
         await until(lambda: agent.known() == {OWNER: (Device(GPU, CPUSet([1])),)})
         assert not agent.unknown()
     work.cancel()
+
+
+def test_callers_take_turns_in_order() -> None:
+    """A caller of two calls is not overtaken by another one that calls whenever a single call may begin."""
+
+    async def run() -> float:
+        limit = CallLimit(virtual_time.now)
+
+        async def saturate() -> None:
+            while True:
+                await limit.turn()
+
+        work = asyncio.create_task(saturate())
+        await asyncio.sleep(1)
+        asked = virtual_time.now()
+        async with asyncio.timeout(60):
+            await limit.turn(2)
+        work.cancel()
+        return virtual_time.now() - asked
+
+    assert virtual_time.run(run()) <= 4 / CALLS_PER_SECOND
+
+
+def test_calls_are_limited_after_a_burst() -> None:
+    """Five calls begin at once, and then five a second."""
+
+    async def run() -> float:
+        limit = CallLimit(virtual_time.now)
+        for _ in range(BURST + 5):
+            await limit.turn()
+        return virtual_time.now()
+
+    assert round(virtual_time.run(run()), 2) == 5 / CALLS_PER_SECOND

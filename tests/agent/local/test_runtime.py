@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.errors import Gone
+from agent.errors import Gone, Unsettled
 from agent.kernel.cgroupfs import DEFAULT_ROOT, find_hierarchy
 from agent.kernel.procfs import is_alive
-from agent.local.affinity import AffinityCgroups
+from agent.local.affinity import MARK, AffinityCgroups
 from agent.local.container import LocalContainer
 from agent.local.finished_pods import write_finished
 from agent.local.pods_dir import PodsDir
@@ -403,3 +406,47 @@ def test_affinity_has_no_empty_set_and_no_unknown_cgroup() -> None:
         affinity.read("/corepin-test/a/b")
     with pytest.raises(ValueError, match="empty set"):
         affinity.write("/corepin-test/a/b", CPUSet())
+
+
+CGROUP = f"/corepin-test-affinity-{os.getpid()}/p/app"
+ALL = CPUSet(os.sched_getaffinity(0))
+
+
+class Outrunning(AffinityCgroups):
+    """A cgroup in which each listing starts another process."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__(CGROUP.rpartition("/p/")[0])
+        self._stack = stack
+        self.starts = True
+
+    def tasks(self, cgroup: str) -> list[int]:
+        """Start another process and return all tasks."""
+        if self.starts:
+            started = subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: CGROUP})
+            self._stack.callback(started.wait)
+            self._stack.callback(started.kill)
+        return super().tasks(cgroup)
+
+
+@pytest.fixture
+def outrunning() -> Iterator[Outrunning]:
+    """Return such a cgroup; its processes are killed afterwards."""
+    with ExitStack() as stack:
+        made = Outrunning(stack)
+        made.make(CGROUP)
+        yield made
+        made.starts = False
+
+
+@pytest.mark.skipif(len(ALL) == 1, reason="one CPU is all there is")
+def test_incomplete_move_of_a_cgroup_raises(outrunning: Outrunning) -> None:
+    """The old CPUs are still reported, so that others wait, until a retry moves all processes."""
+    with pytest.raises(Unsettled, match="start threads faster than these are moved"):
+        outrunning.write(CGROUP, LAST)
+    assert outrunning.read(CGROUP) == ALL
+
+    outrunning.starts = False
+    outrunning.write(CGROUP, LAST)
+    assert outrunning.read(CGROUP) == LAST
+    assert {tuple(os.sched_getaffinity(pid)) for pid in outrunning.pids(CGROUP)} == {tuple(LAST)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+import agent.reconcile
 from agent.errors import AgentError, Refused, Unavailable
 from agent.node_state import Path as By
+from agent.reconcile.container_record import ContainerRecord
 from agent.reconcile.reconciler import Settings
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
@@ -194,3 +197,20 @@ def test_reset_gives_back_what_was_pinned_before_the_agent_observed(node: FakeNo
 
     node.runner.run(node.agent.reset())
     assert (node.cpus(owner), node.cpus(other)) == ("0-7", "0-7")
+
+
+MODULES = sorted(Path(agent.reconcile.__path__[0]).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_only_the_record_assigns_its_fields(path: Path) -> None:
+    """Only methods of the container record assign its fields; no other module of `agent.reconcile` does."""
+    names = {field.name for field in fields(ContainerRecord)}
+    assigned = {
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in names
+        if ast.unparse(node.value) != "self"
+    }
+
+    assert assigned == set()

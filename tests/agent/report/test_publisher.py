@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
+from agent.clock import Clock
 from agent.metrics import Metrics
 from agent.node_state import NodeState
+from agent.report.object_backoff import BETWEEN_SECONDS, FIRST_SECONDS, LONGEST_SECONDS, ObjectBackoff
 from agent.report.publisher import Later, Publisher
+from agent.report.turns import next_turn
 from apiserver.backoff import LONGEST_ASKED
 from apiserver.errors import Busy, Refused
 from tests.agent.states import bound, state_of
@@ -136,3 +141,52 @@ def test_retries_have_exponential_backoff() -> None:
     """Retries have exponential backoff."""
     found = waits(*[Refused("no")] * 6)
     assert found[-1] > 4 * found[0]
+
+
+def test_turns_of_nodes_that_start_together_are_spread() -> None:
+    """Of 3,000 nodes that start together at most 2 % write in the same hundredth of the interval."""
+    times = [next_turn(f"node-{number}.example", 1234.5, 300.0) for number in range(3000)]
+    parts = Counter(int((time - 1234.5) / 3) for time in times)
+    assert all(1235.5 <= time < 1535.5 for time in times)
+    assert (len(parts) >= 100, max(parts.values()) <= 60) == (True, True)
+
+
+def test_a_node_has_one_turn_in_each_interval() -> None:
+    """A node has one fixed time in each interval, whenever its agent started or wrote."""
+    first = next_turn("node-1", 7.0, 300.0)
+    assert next_turn("node-1", first - 1.0, 300.0) == first
+    times = [first]
+    for _ in range(5):
+        times.append(next_turn("node-1", times[-1], 300.0))
+    assert {round(after - before, 6) for before, after in pairwise(times)} == {300.0}
+
+
+NO = Refused("422: no")
+
+
+def test_changed_object_is_retried_first_but_not_always() -> None:
+    """A changed object is retried before its backoff is over, and does not starve the others."""
+    now = [0.0]
+    backoff = ObjectBackoff(Clock(monotonic=lambda: now[0]))
+    assert [backoff.refuse(key, NO, "1") for key in "ab"] == [True, True]
+    now[0] = LONGEST_SECONDS
+    assert backoff.turns({"a": "1", "b": "2"}) == ["b", "a"]
+    assert not backoff.refuse("b", NO, "2")
+    assert backoff.turns({"a": "1", "b": "3"}) == []
+    now[0] += BETWEEN_SECONDS
+    assert backoff.turns({"a": "1", "b": "3"}) == ["a", "b"]
+
+
+def test_no_object_is_retried_before_its_backoff_is_over() -> None:
+    """Objects that were written or are no longer reported are not retried."""
+    now = [0.0]
+    backoff = ObjectBackoff(Clock(monotonic=lambda: now[0]))
+    assert backoff.turns({}) == []
+    for key in "abc":
+        backoff.refuse(key, NO)
+    now[0] = FIRST_SECONDS / 3
+    assert backoff.turns({}) == []
+    now[0] = FIRST_SECONDS
+    backoff.forget("a")
+    backoff.keep({"c"})
+    assert backoff.turns({}) == ["c"]

@@ -18,10 +18,12 @@ from agent.vm.find import (
     names_sandbox,
     read_guest_shape,
 )
+from agent.vm.housekeeping import Housekeeping, read_housekeeping
 from agent.vm.shared_reads import Roots, SharedReads
 from agent.vm.thread_names import kind_of
 from agent.vm.threads import read_threads
 from pinning.guests.threads import VMM, Kind, Role
+from pinning.machine.cpuset import CPUSet
 from tests.agent.vm.fake_host import FakeHost
 
 COMPUTE = "/kubepods/pod1/compute"
@@ -232,3 +234,18 @@ def test_long_command_line_of_a_real_process_is_read(tmp_path: Path) -> None:
     assert shape is not None
     assert shape.vcpus == 3
     assert (len(first.words), first.words[-1]) == (4, "-append")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_housekeeping_has_cpus_and_tasks(tmp_path: Path, version: int) -> None:
+    """`read_housekeeping` returns the emulator's CPUs and tasks, and None for a VM without an isolated emulator."""
+    host = FakeHost(tmp_path / "host", version)
+    assert host.roots.hierarchy
+    host.cgroup(COMPUTE, [304], [308, 309])
+    assert read_housekeeping(host.roots.hierarchy, COMPUTE) is None
+
+    host.cgroup(f"{COMPUTE}/housekeeping", tasks=[304, 306], cpus="4")
+
+    assert read_housekeeping(host.roots.hierarchy, COMPUTE) == Housekeeping(
+        CPUSet([4]), frozenset({304, 306})
+    )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.errors import Refused
+from agent.vm.process import opened
+from agent.vm.thread_names import identify_by_names, role_of
 from pinning.guests.masks import sandbox_masks
+from pinning.guests.threads import Kind, Role
 from pinning.machine.cpuset import CPUSet
+from tests.agent.vm.fake_host import FakeHost
 from tests.agent.vm.launched import SANDBOX, THREADS, Masks, pin, start
 
 if TYPE_CHECKING:
     from agent.vm.machines import KernelVirtualMachines
-    from tests.agent.vm.fake_host import FakeHost
 
 
 @pytest.mark.parametrize("replaced", ["CPU 1/KVM", "IO iothread1"])
@@ -139,3 +144,106 @@ def test_kernel_gives_an_id_again(case: str) -> None:
         text=True,
     )
     assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "role"),
+    [
+        ("qemu", "qemu-system-x86", Role.EMULATOR),
+        ("qemu", "call_rcu", Role.EMULATOR),
+        ("qemu", "IO mon_iothread", Role.EMULATOR),
+        ("qemu", "vnc_worker", Role.EMULATOR),
+        ("qemu", "kvm-nx-lpage-re", Role.EMULATOR),
+        ("qemu", "IO iothread1", Role.IOTHREAD),
+        ("qemu", "worker", Role.WORKER),
+        ("qemu", "iou-wrk-2150", Role.WORKER),
+        ("qemu", "iou-sqp-2150", Role.WORKER),
+        ("qemu", "vhost-2150", Role.VHOST),
+        ("cloud-hypervisor", "_disk0_q1", Role.IOTHREAD),
+        ("cloud-hypervisor", "_net1_qp0", Role.IOTHREAD),
+        ("cloud-hypervisor", "http-server", Role.EMULATOR),
+        ("firecracker", "fc_api", Role.EMULATOR),
+        ("other", "IO iothread1", Role.EMULATOR),
+        ("qemu", "worker\nIO x", Role.EMULATOR),
+    ],
+)
+def test_role_follows_from_the_name(kind: Kind, name: str, role: Role) -> None:
+    """A thread with an unknown name has the emulator's role."""
+    assert role_of(kind, name) is role
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "indexes"),
+    [
+        ("qemu", {11: "CPU 0/KVM", 12: "CPU 1/KVM", 13: "call_rcu"}, {11: 0, 12: 1}),
+        ("qemu", {11: "CPU 0/TCG", 30: "CPU 7/TCG", 31: "CPU 6/TCG"}, {11: 0, 30: 7, 31: 6}),
+        ("qemu", {11: "CPU 0/MSHV"}, {11: 0}),
+        ("cloud-hypervisor", {11: "vcpu0", 12: "vcpu10", 13: "vmm"}, {11: 0, 12: 10}),
+        ("firecracker", {11: "fc_vcpu 0", 12: "fc_vcpu 1", 13: "fc_api"}, {11: 0, 12: 1}),
+        ("dragonball", {11: "db_vcpu0", 12: "db_vcpu10", 13: "tokio-runtime-w"}, {11: 0, 12: 10}),
+        ("stratovirt", {11: "CPU 0/KVM", 12: "CPU 1/KVM", 13: "IO iothread0"}, {11: 0, 12: 1}),
+        ("openvmm", {11: "vp-0", 12: "vp-1", 13: "worker-vp-0"}, {11: 0, 12: 1}),
+        ("crosvm", {11: "crosvm_vcpu0", 12: "crosvm_vcpu1", 13: "v_block"}, {11: 0, 12: 1}),
+    ],
+)
+def test_vcpus_are_identified_by_their_names(
+    kind: Kind, names: dict[int, str], indexes: dict[int, int]
+) -> None:
+    """Each VMM's vCPU threads are identified with their indexes."""
+    assert identify_by_names(kind, names) == (indexes, "")
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({11: "qemu-system-x86", 12: "qemu-system-x86"}, "no thread has the name of a vCPU"),
+        ({11: "ALL CPUs/TCG"}, "one thread runs all vCPUs in turn"),
+        ({11: "CPU 0/KVM", 12: "CPU 0/KVM", 13: "CPU 1/KVM"}, "several threads are called vCPU 0"),
+        ({11: "CPU -1/KVM", 12: "CPU 1/KVM?", 13: "CPU 99999999/KVM"}, "no thread has the name of a vCPU"),
+    ],
+)
+def test_unusable_names_give_a_reason(names: dict[int, str], why: str) -> None:
+    """If names are missing or ambiguous, no vCPU is returned, with the reason."""
+    assert identify_by_names("qemu", names) == ({}, why)
+
+
+def ids_of(host: FakeHost, pid: int) -> list[int]:
+    """Return the pids of a process, outermost first."""
+    with opened(host.roots.proc, pid) as process:
+        return process.ids()
+
+
+@pytest.mark.parametrize("end", ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028"])
+@pytest.mark.parametrize("forged", ["NSpid:\t1", "NSpid: x", "NSpid:"], ids=["pid", "word", "nothing"])
+def test_name_forges_no_pids(host: FakeHost, forged: str, end: str) -> None:
+    """A process cannot forge pids by its name, because only newlines separate lines of its status."""
+    host.process(304, name=f"a{end}{forged}", ids=(304, 7))
+    assert ids_of(host, 304) == [304, 7]
+
+
+def with_groups(host: FakeHost, count: int) -> None:
+    """Add process 304 of a container, in this many groups."""
+    host.process(304, ids=(304, 7))
+    status: Path = host.roots.proc / "304/status"
+    groups = "Groups:\t" + " ".join(str(4_000_000_000 + number) for number in range(count))
+    status.write_text(status.read_text().replace("NSpid", f"{groups} \nNSpid"))
+
+
+def test_groups_before_the_pids_are_read(host: FakeHost) -> None:
+    """The pids of a process with a thousand groups, which precede the pids in the file, are read."""
+    with_groups(host, 1000)
+    assert ids_of(host, 304) == [304, 7]
+
+
+def test_process_with_too_many_groups_has_no_known_pids(host: FakeHost) -> None:
+    """The pids of a process with more groups than are read are unknown."""
+    with_groups(host, 65_536)
+    with pytest.raises(Refused, match="process 304 has too many groups"):
+        ids_of(host, 304)
+
+
+def test_kernel_without_pid_namespaces(host: FakeHost) -> None:
+    """On a kernel without pid namespaces a process has one pid."""
+    host.process(304)
+    (host.roots.proc / "304/status").write_text("Name:\tqemu\n")
+    assert ids_of(host, 304) == [304]

@@ -1,11 +1,11 @@
-"""Containers in virtual machines (Kata): moving a whole machine and proving where it is."""
+"""Containers in virtual machines (Kata): moving a whole machine, proving where it is, and updating the runtime."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from agent.errors import Refused, Unavailable
 from agent.node_state import NodeState
 from agent.node_state import Path as By
 from agent.reconcile.sandboxes import LOST_SECONDS, NOT_FOUND
+from agent.reconcile.vms import AFFINITY_ALONE, STILL_SENT
 from agent.report.pod_status import pod_status
 from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import CPUSet
@@ -20,6 +21,10 @@ from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO, container, machine_state
 from tests.pinning.world import Wish
+
+if TYPE_CHECKING:
+    from tests.agent.reconcile.sandboxes.kata import KataMachine
+
 
 LATER = 60.0
 
@@ -363,3 +368,75 @@ def test_restarted_agent_updates_the_runtime_once(node: FakeNode) -> None:
 
     assert machine.shown() == before
     assert len(node.runtime.calls) == 1
+
+
+def test_io_thread_that_a_pass_finds_elsewhere_is_put_back_by_that_pass(node: FakeNode) -> None:
+    """A pass that finds an I/O thread on wrong CPUs moves it back, because polls compare only with what a pass read."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a")
+    node.start("a")
+    before = machine_state(node.run(passes=2))
+    assert list(map(str, before.vcpus)) == ["1", "5"]
+
+    machine.masks["iothread"] = CPUSet.parse("1")
+    state = node.run()
+
+    assert machine_state(state) == before
+    assert str(machine.allowed("iothread")) == "1,5"
+
+
+def test_without_a_quota_the_runtime_is_sent_no_cpuset(node: FakeNode) -> None:
+    """Without a quota the agent sends the runtime no cpuset, and the state notes that only affinities confine the machine."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a", has_quota=False)
+    node.start("a")
+    state = node.run()
+
+    assert node.runtime.calls == []
+    assert str(machine.cpus()) == "1,5"
+    assert container(state, "a").is_pinned
+    assert machine_state(state).note == AFFINITY_ALONE
+
+
+def without_its_limit(node: FakeNode) -> tuple[KataMachine, str]:
+    """Run a machine whose only container with a quota has ended; return the machine and the remaining container."""
+    node.add("a", TWO, PLAIN)
+    machine = node.kata.boot("a")
+    ended, left = node.start("a", "c0"), node.start("a", "c1")
+    node.run()
+    assert set(map(str, machine.told.values())) == {"1,5"}
+    node.stop(ended)
+    node.remove(ended)
+    machine.has_quota = False
+    assert str(machine.cpus()) == "1,5"  # the union of the cpusets sent for containers that still exist
+    return machine, left
+
+
+def test_runtime_that_took_cpusets_is_still_updated(node: FakeNode) -> None:
+    """If the runtime got cpusets before the container with a quota ended, the agent still sends them, with a note."""
+    machine, left = without_its_limit(node)
+    state = node.run(passes=2)
+
+    assert str(machine.told[left]) == str(machine.cpus()) == "0,2-4,6-7"
+    assert machine_state(state).note == STILL_SENT
+    assert state.failures == ()
+
+
+def test_accepted_cpuset_is_recognized_after_a_restart(node: FakeNode) -> None:
+    """A restarted agent detects that the runtime accepted a cpuset, because threads cannot leave it."""
+    machine, left = without_its_limit(node)
+    node.agent = node.new_agent()
+    state = node.run(passes=2)
+
+    assert str(machine.told[left]) == str(machine.cpus()) == "0,2-4,6-7"
+    assert state.failures == ()
+
+
+def test_fixed_machine_is_sent_no_quota(node: FakeNode) -> None:
+    """If a machine has a fixed number of vCPUs, the agent sends its cpusets even without a quota."""
+    node.add("a", TWO)
+    machine = node.kata.boot("a", has_quota=False, is_fixed=True)
+    node.start("a")
+    node.run()
+
+    assert str(machine.cpuset) == "1,5"

@@ -11,17 +11,20 @@ import pytest
 from agent.config import NodeOptions
 from agent.kept_pod import PodDecoder
 from agent.metrics import Metrics
-from agent.node_state import Proof
+from agent.node_state import NodeState, Proof
 from agent.report.desired_node import pools_text
-from agent.report.events import Reason, events_between
+from agent.report.events import Reason, event_document, events_between
 from agent.report.extended_resources import node_resources
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import to_json
-from pinning.contract import FILLED_IN, LIMIT_RANGER
+from pinning.contract import FILLED_IN, LIMIT_RANGER, SMTPolicy
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.node_config import NodeConfig, UncountedClaims
 from pinning.planning.observed import Owner, SeenPod
-from tests.agent.states import WHEN, state_of
+from pinning.pods.types import Pod
+from tests.agent.states import ISOLATE, WHEN, bound, state_of
 from tests.pinning.budgets import EXCLUSIVE, budgeted
+from tests.pods import container
 
 
 def put(*given: Any, **more: Any) -> Any:
@@ -149,3 +152,67 @@ def test_decoder_keeps_the_fields_that_a_budget_needs() -> None:
     document["spec"]["resources"] = None
     plain: Any = PodDecoder().decode(msgspec.json.encode(document))
     assert LIMIT_RANGER not in plain["metadata"]["annotations"]
+
+
+ISOLATED = "corepin.io/isolated-cores"
+COUNTED = NodeConfig(counted_claims=frozenset({SMTPolicy.ISOLATE}))
+REFUSING = NodeConfig(counted_claims=frozenset({SMTPolicy.ISOLATE}), uncounted_claims=UncountedClaims.REFUSE)
+MESSAGE = (
+    f"it requests 0 {ISOLATED}, and smt-policy isolate takes 1:"
+    " create the pod again while the webhook answers, which adds the resource"
+)
+
+
+def isolated(cores: int = 0) -> Pod:
+    """Return a decoded pod that isolates one CPU and requests these cores."""
+    amounts = {"cpu": "1", ISOLATED: str(cores)} if cores else {"cpu": "1"}
+    document = bound("a", container("main", amounts, amounts), annotations=ISOLATE)
+    return PodDecoder().decode(json.dumps(document).encode())
+
+
+def main_of(state: NodeState) -> Any:
+    """Return the status of the container."""
+    return json.loads(pod_status(state.pods[0], None) or "{}")["containers"]["main"]
+
+
+def gauge(state: NodeState) -> float | None:
+    """Return the metric for a state."""
+    metrics = Metrics()
+    metrics.show(state)
+    return metrics.registry.get_sample_value("corepin_agent_uncounted_claims")
+
+
+def test_uncounted_container_is_pinned_and_reported() -> None:
+    """The container is pinned; status, event and metric report that the scheduler does not count it."""
+    state = state_of(isolated(), config=COUNTED)
+    main = main_of(state)
+    assert (main["pinned"], main["uncounted"]) == (True, MESSAGE)
+    events = [event for event in events_between(None, state) if event.reason is Reason.UNCOUNTED]
+    assert [event.message for event in events] == [f"container main: {MESSAGE}"]
+    assert event_document(events[0], isolated(), "node-1", "now")["type"] == "Warning"
+    assert gauge(state) == 1
+
+
+def test_counted_container_has_no_report() -> None:
+    """A container with the resource that the webhook adds is not reported."""
+    state = state_of(isolated(1), config=COUNTED)
+    assert "uncounted" not in main_of(state)
+    assert Reason.UNCOUNTED not in {event.reason for event in events_between(None, state)}
+    assert gauge(state) == 0
+
+
+def test_refused_container_has_one_event() -> None:
+    """A refused container has one event with the refusal; status and metric also count it as uncounted."""
+    state = state_of(isolated(), config=REFUSING)
+    main = main_of(state)
+    assert (main["pinned"], main["uncounted"]) == (False, MESSAGE)
+    assert main["refusal"]["reason"] == "Uncounted"
+    assert [event.reason for event in events_between(None, state)] == [Reason.UNPINNABLE]
+    assert gauge(state) == 1
+
+
+@pytest.mark.parametrize("config", [COUNTED, REFUSING], ids=["report", "refuse"])
+def test_unchanged_state_has_no_second_event(config: NodeConfig) -> None:
+    """An unchanged state causes no second event."""
+    state = state_of(isolated(), config=config)
+    assert events_between(state, state) == ()
