@@ -43,6 +43,7 @@ from pinning.planning.quota import Bandwidth
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
 from tests.agent.reconcile.sandboxes.kata import Kata
 from tests.agent.vm.fake_vms import FakeVMs
+from tests.environments.waiting import background
 from tests.pinning.machines import FLAT
 from tests.pinning.world import Wish, pod_document
 
@@ -489,14 +490,12 @@ class FakeNode:
     async def drain(self) -> None:
         """Run the background work until none is left, or it does not progress."""
         runtime_sync = self.agent.reconciler.runtime_sync
-        task = asyncio.create_task(runtime_sync.run())
-        waiting = asyncio.create_task(runtime_sync.drained())
-        # Each worker tries once and then waits for its backoff, whatever the time limit is.
-        if self.runtime.down:
-            for _ in range(TURNS):
-                await asyncio.sleep(0)
-        else:
-            await asyncio.wait({waiting}, timeout=60)
-        waiting.cancel()
-        task.cancel()
-        await asyncio.wait({task})
+        async with background(runtime_sync.run()):
+            waiting = asyncio.create_task(runtime_sync.drained())
+            # Each worker tries once and then waits for its backoff, whatever the time limit is.
+            if self.runtime.down:
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+            else:
+                await asyncio.wait({waiting}, timeout=60)
+            waiting.cancel()

@@ -16,6 +16,7 @@ from corepin.run.agent import _config
 from pinning.planning.ledger import Ledger
 from tests.agent.checkpoints import written
 from tests.environments.server.daemon import free_port
+from tests.environments.waiting import background
 from tests.pinning.machines import FLAT
 
 
@@ -45,15 +46,15 @@ async def waited(folder: Path) -> tuple[list[str], str]:
 
     probes = free_port()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as api:
-        agent = asyncio.create_task(_work(config(folder, api.sockets[0].getsockname()[1], probes), None))
-        await asyncio.wait([agent, asyncio.create_task(written.wait())], return_when=asyncio.FIRST_COMPLETED)
-        assert not agent.done(), agent.exception()
-        reader, writer = await asyncio.open_connection("127.0.0.1", probes)
-        writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
-        ready = (await reader.read()).decode()
-        writer.close()
-        agent.cancel()
-        await asyncio.wait([agent])
+        async with background(_work(config(folder, api.sockets[0].getsockname()[1], probes), None)) as agent:
+            await asyncio.wait(
+                [agent, asyncio.create_task(written.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+            assert not agent.done(), agent.exception()
+            reader, writer = await asyncio.open_connection("127.0.0.1", probes)
+            writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+            ready = (await reader.read()).decode()
+            writer.close()
     return requests, ready
 
 

@@ -13,6 +13,7 @@ from agent.pod_watch import PodWatch
 from apiserver.access import Access
 from apiserver.client import Api
 from tests.apiserver.scripted import URL, Server, document, event, listed, streamed
+from tests.environments.waiting import background
 
 UNFINISHED = "spec.nodeName=node-1,status.phase!=Succeeded,status.phase!=Failed"
 EXCLUSIVE = {"qos.gocrane.io/cpu-manager": "exclusive"}
@@ -26,10 +27,8 @@ def test_pods_are_listed_then_followed() -> None:
     async def follow() -> PodWatch:
         api = Api(Access(URL), "tests", httpx.MockTransport(server))
         source, seen = PodWatch(api, "node-1"), asyncio.Event()
-        task = asyncio.create_task(source.watch(lambda: seen.set() if "b" in source.pods() else None))
-        await asyncio.wait_for(seen.wait(), 60)
-        task.cancel()
-        await asyncio.wait([task])
+        async with background(source.watch(lambda: seen.set() if "b" in source.pods() else None)):
+            await asyncio.wait_for(seen.wait(), 60)
         await api.close()
         return source
 

@@ -1,13 +1,14 @@
-"""Wait for conditions that send no notification."""
+"""Wait for conditions that send no notification, and run work beside a test."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
 Found = TypeVar("Found")
 SECONDS: Final = 180.0  # one or two seconds on an idle machine, a minute for a kubelet beside a load of 20
@@ -36,3 +37,14 @@ async def settle() -> None:
     """Run the event loop for some iterations, so that every task runs until it waits for I/O or a timer."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, Found]) -> AsyncIterator[asyncio.Task[Found]]:
+    """Run a coroutine beside the block, and cancel it when the block ends."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -22,6 +22,7 @@ import apiserver.client
 from agent.cri.lists import Lists
 from agent.cri.runtime import CRI, SERVICE
 from agent.grpc_calls import Calls
+from tests.environments.waiting import background
 
 # For a call: on a loaded machine lists of 15 MiB take longer than the agent's ten seconds.
 DEADLINE_SECONDS = 120.0
@@ -50,14 +51,12 @@ async def measure(socket: Path, rounds: int) -> dict[str, float]:
     runtime = CRI(socket, timeout_seconds=DEADLINE_SECONDS, poll_seconds=0.05)
     stop, changed = asyncio.Event(), asyncio.Event()
     turns = asyncio.create_task(longest_turn(stop))
-    watch = asyncio.create_task(runtime.watch(changed.set))
-    await changed.wait()
-    for _ in range(rounds):
-        found = await runtime.containers()
-    stop.set()
-    longest = await turns
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
+    async with background(runtime.watch(changed.set)):
+        await changed.wait()
+        for _ in range(rounds):
+            found = await runtime.containers()
+        stop.set()
+        longest = await turns
     sandboxes = await Lists(Calls(socket, SERVICE, DEADLINE_SECONDS)).sandboxes()
     known = sum(container.cgroup is not None for container in found)
     return {

@@ -22,6 +22,7 @@ from pinning.planning.quota import Bandwidth
 from tests.environments.node.cgroup_trees import opened
 from tests.environments.node.containerd import CGROUP_ROOT, Containerd
 from tests.environments.node.containerd_fixture import CRIO, EVERY_RUNTIME
+from tests.environments.waiting import background
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -43,12 +44,8 @@ pytestmark = [
 async def watched(watch: Callable[[Any], Any]) -> AsyncIterator[asyncio.Queue[Any]]:
     """Run a `watch` method and put its reports into the queue."""
     changes: asyncio.Queue[Any] = asyncio.Queue()
-    task = asyncio.create_task(watch(lambda *said: changes.put_nowait(said)))
-    try:
+    async with background(watch(lambda *said: changes.put_nowait(said))):
         yield changes
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def listed(runtime: CRI) -> dict[str, RuntimeContainer]:

@@ -16,6 +16,7 @@ from agent.cri.exec_events import ContainerdExecs
 from agent.errors import Unimplemented
 from agent.node_state import StartedExec
 from tests.environments.node.containerd import FOREVER
+from tests.environments.waiting import background
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,21 +49,19 @@ def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
                 found.append(started)
                 is_reported.set()
 
-        following = asyncio.create_task(follow())
-        await asyncio.to_thread(pod.start, key)
-        async with asyncio.timeout(100 + SECONDS_EACH * EXECS):
-            while not found:  # a subscription is not confirmed before its first event
-                await asyncio.to_thread(enter, containerd, key)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(is_reported.wait(), SECONDS_EACH)
-            before = len(found)
-            for _ in range(EXECS):
-                await asyncio.to_thread(enter, containerd, key)
-            while len(found) < before + EXECS:
-                is_reported.clear()
-                await is_reported.wait()
-        following.cancel()
-        await asyncio.wait([following])
+        async with background(follow()):
+            await asyncio.to_thread(pod.start, key)
+            async with asyncio.timeout(100 + SECONDS_EACH * EXECS):
+                while not found:  # a subscription is not confirmed before its first event
+                    await asyncio.to_thread(enter, containerd, key)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(is_reported.wait(), SECONDS_EACH)
+                before = len(found)
+                for _ in range(EXECS):
+                    await asyncio.to_thread(enter, containerd, key)
+                while len(found) < before + EXECS:
+                    is_reported.clear()
+                    await is_reported.wait()
         return found[before:]
 
     found = asyncio.run(scenario())

@@ -17,6 +17,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.fake_cri import FakeRuntime
 from tests.agent.cri.playing import INFO, SECONDS, play, slow_door, watching
+from tests.environments.waiting import background
 
 ONE = CPUSet.parse("1")
 
@@ -386,23 +387,21 @@ def test_watch_waits_for_the_runtime(tmp_path: Path, caplog: pytest.LogCaptureFi
         fake = FakeRuntime(tmp_path / "cri.sock")
         runtime = CRI(fake.socket, poll_seconds=0.02)
         changes = asyncio.Semaphore(0)
-        watch = asyncio.create_task(runtime.watch(changes.release))
-        with pytest.raises(Unavailable):
-            await runtime.containers()
-        for _ in range(2):
-            async with fake.serving():
-                await asyncio.wait_for(changes.acquire(), SECONDS)
-                while not fake.asked["ListContainers"]:
+        async with background(runtime.watch(changes.release)):
+            with pytest.raises(Unavailable):
+                await runtime.containers()
+            for _ in range(2):
+                async with fake.serving():
+                    await asyncio.wait_for(changes.acquire(), SECONDS)
+                    while not fake.asked["ListContainers"]:
+                        await asyncio.sleep(0.005)
+                fake.asked.clear()
+                failures = len(caplog.records)
+                # The agent does not notice an outage that falls between two polls.
+                while len(caplog.records) == failures:
                     await asyncio.sleep(0.005)
-            fake.asked.clear()
-            failures = len(caplog.records)
-            # The agent does not notice an outage that falls between two polls.
-            while len(caplog.records) == failures:
-                await asyncio.sleep(0.005)
-            while not changes.locked():
-                await changes.acquire()
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+                while not changes.locked():
+                    await changes.acquire()
 
     asyncio.run(scenario())
 

@@ -24,6 +24,7 @@ from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
 from pinning.planning.observed import SeenPod
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 
@@ -165,13 +166,11 @@ def on(
 
     async def run() -> None:
         node.run_pass()
-        working = asyncio.create_task(node.driver.run(node.request_pass))
-        while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
-            await asyncio.sleep(0)
-        async with asyncio.timeout(60):
-            await use(node)
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(node.driver.run(node.request_pass)):
+            while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
+                await asyncio.sleep(0)
+            async with asyncio.timeout(60):
+                await use(node)
 
     asyncio.run(run())
     return node

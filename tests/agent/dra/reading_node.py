@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.dra.book import ClaimBook
@@ -11,6 +10,7 @@ from agent.dra.pod_claims import PodClaims
 from agent.dra.reader import ClaimReader
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, uid_of
 
 if TYPE_CHECKING:
@@ -55,11 +55,8 @@ class ReadingNode(Generic[Api]):
         """Run a test while the claims of these pods are read."""
 
         async def working() -> None:
-            reading = asyncio.create_task(self.claims.run(self.request_pass))
-            self.show(*pods)
-            await use(self)
-            reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
+            async with background(self.claims.run(self.request_pass)):
+                self.show(*pods)
+                await use(self)
 
         virtual_time.run(working())

@@ -19,6 +19,7 @@ from apiserver.errors import Refused, Unavailable
 from pinning.dra.claims import BadClaim, ClaimGrant, DeviceClaim
 from tests.agent.dra.driver_node import Node, on
 from tests.agent.fakes import TURNS
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import document, result, uid_of
 
 X = dra.Claim(namespace="test", uid=uid_of("x"), name="x")
@@ -113,10 +114,8 @@ def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path)
     async def use(node: Node) -> None:
         node.add("x", 1)
         files = node.driver.plugin._files = SlowFiles(node.cdi)
-        preparing = asyncio.create_task(prepare(node, X))
-        await asyncio.to_thread(files.begun.wait, 30)
-        preparing.cancel()
-        await asyncio.wait([preparing])
+        async with background(prepare(node, X)):
+            await asyncio.to_thread(files.begun.wait, 30)
         giving_back = asyncio.create_task(unprepare(node, X))
         while node.ledger.claims:
             await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from agent.dra.reader import UNREAD_BYTES, ClaimReader
 from apiserver.errors import Unavailable
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 if TYPE_CHECKING:
@@ -93,22 +94,20 @@ def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) 
     async def run() -> None:
         node = Reads(first)
         node.pods.follow([pod("a", "x")])
-        working = asyncio.create_task(node.pods.run(node.passed))
-        await node.until(lambda: node.slept)
-        assert node.pods.read == {(*KEY, "a")}
-        assert node.pods.problems == ({KEY: problem} if problem else {})
-        before = node.passes
-        node.api.claims["x"] = allocated()
-        node.go_on.set()
-        await node.until(lambda: node.pods.known)
-        await node.until(lambda: node.passes > before)
-        assert node.pods.problems == {}
-        requests = len(node.api.requests)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(node.api.requests) == requests == 2
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(node.pods.run(node.passed)):
+            await node.until(lambda: node.slept)
+            assert node.pods.read == {(*KEY, "a")}
+            assert node.pods.problems == ({KEY: problem} if problem else {})
+            before = node.passes
+            node.api.claims["x"] = allocated()
+            node.go_on.set()
+            await node.until(lambda: node.pods.known)
+            await node.until(lambda: node.passes > before)
+            assert node.pods.problems == {}
+            requests = len(node.api.requests)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert len(node.api.requests) == requests == 2
 
     asyncio.run(run())
 
@@ -120,12 +119,10 @@ def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> N
         node = Reads(unserved())
         node.pods.follow([pod("a", "x")])
         node.go_on.set()
-        working = asyncio.create_task(node.pods.run(node.passed))
-        await node.until(lambda: len(node.api.requests) >= 6)
-        node.api.claims["x"] = unreadable()
-        await node.until(lambda: len(node.api.requests) >= 12)
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(node.pods.run(node.passed)):
+            await node.until(lambda: len(node.api.requests) >= 6)
+            node.api.claims["x"] = unreadable()
+            await node.until(lambda: len(node.api.requests) >= 12)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
@@ -143,12 +140,10 @@ def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
         node = Reads()
         pods = many("noisy", 20)
         node.pods.follow(pods)
-        working = asyncio.create_task(node.pods.run(node.passed))
-        await node.until(lambda: len(node.slept) == 640)
-        assert max(node.slept) == pytest.approx(640 * (EACH_SECONDS + UNREAD_BYTES / BYTES_A_SECOND))
-        assert min(node.slept) >= 0.5
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(node.pods.run(node.passed)):
+            await node.until(lambda: len(node.slept) == 640)
+            assert max(node.slept) == pytest.approx(640 * (EACH_SECONDS + UNREAD_BYTES / BYTES_A_SECOND))
+            assert min(node.slept) >= 0.5
 
     asyncio.run(run())
 
@@ -164,12 +159,10 @@ def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
             claim["metadata"]["annotations"] = {"filler": "x" * 2**20}
             node.api.claims[name] = claim
         node.pods.follow(pods)
-        working = asyncio.create_task(node.pods.run(node.passed))
-        while len(node.slept) < 32:
-            await asyncio.sleep(1)
-        assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(node.pods.run(node.passed)):
+            while len(node.slept) < 32:
+                await asyncio.sleep(1)
+            assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
 
     virtual_time.run(run())
 

@@ -16,6 +16,7 @@ from agent.dra.reader import ClaimReader
 from agent.dra.refusals import Cause, RefusedPrepare
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, pod
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 if TYPE_CHECKING:
@@ -87,10 +88,8 @@ def run(use: Callable[[Churn], Any]) -> None:
 
     async def working() -> None:
         node = Churn()
-        reading = asyncio.create_task(node.claims.run(lambda: None))
-        await use(node)
-        reading.cancel()
-        await asyncio.wait([reading])
+        async with background(node.claims.run(lambda: None)):
+            await use(node)
 
     virtual_time.run(working())
 
@@ -199,11 +198,9 @@ def test_waiting_namespaces_cause_no_passes() -> None:
             passes.append(virtual_time.now())
             asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
 
-        reading = asyncio.create_task(node.claims.run(request_pass))
-        node.show([noisy(name) for name in names])
-        await asyncio.sleep(20)
-        reading.cancel()
-        await asyncio.wait([reading])
+        async with background(node.claims.run(request_pass)):
+            node.show([noisy(name) for name in names])
+            await asyncio.sleep(20)
         assert 0 < len(passes) < 200
 
     virtual_time.run(use(Churn()))
@@ -221,14 +218,15 @@ def test_small_claims_above_the_burst_share_passes() -> None:
             passes.append(virtual_time.now())
             asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
 
-        reading = asyncio.create_task(node.claims.run(request_pass))
-        node.show(
-            [replace(noisy("n0"), uid=f"p{at}", claim_names=frozenset(names[at::250])) for at in range(250)]
-        )
-        while len(node.claims.read) < len(names):
-            await asyncio.sleep(0.1)
-        reading.cancel()
-        await asyncio.wait([reading])
+        async with background(node.claims.run(request_pass)):
+            node.show(
+                [
+                    replace(noisy("n0"), uid=f"p{at}", claim_names=frozenset(names[at::250]))
+                    for at in range(250)
+                ]
+            )
+            while len(node.claims.read) < len(names):
+                await asyncio.sleep(0.1)
         assert len(passes) < 150
 
     virtual_time.run(use(Churn()))

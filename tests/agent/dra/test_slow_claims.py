@@ -14,6 +14,7 @@ from pinning.planning.observed import SeenPod
 from tests.agent import virtual_time
 from tests.agent.dra.driver_node import FakeApi, many, pod
 from tests.agent.dra.reading_node import ReadingNode
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 if TYPE_CHECKING:
@@ -157,13 +158,11 @@ def test_stopped_reader_requests_no_pass() -> None:
 
     async def working() -> None:
         node = slow_node()
-        reading = asyncio.create_task(node.claims.run(node.request_pass))
-        await asyncio.sleep(1)
-        show_together(node)
-        await asyncio.sleep(PASS_SECONDS / 2)
-        passes = len(node.passes)
-        reading.cancel()
-        await asyncio.wait([reading])
+        async with background(node.claims.run(node.request_pass)):
+            await asyncio.sleep(1)
+            show_together(node)
+            await asyncio.sleep(PASS_SECONDS / 2)
+            passes = len(node.passes)
         await asyncio.sleep(1)
         assert len(node.passes) == passes == 1
 
@@ -174,11 +173,9 @@ def test_prepare_of_a_slow_claim_delays_no_other_pod() -> None:
     """While a claim is read for its pod and for a Prepare, claims of other pods are read at once."""
 
     async def use(node: Node) -> None:
-        preparing = asyncio.create_task(node.book.prepare("noisy", uid_of("slow"), "slow"))
-        await asyncio.sleep(0.7)
-        assert await node.delay(pod("a", NAMES[0])) < 0.01
-        preparing.cancel()
-        await asyncio.wait([preparing])
+        async with background(node.book.prepare("noisy", uid_of("slow"), "slow")):
+            await asyncio.sleep(0.7)
+            assert await node.delay(pod("a", NAMES[0])) < 0.01
 
     run(use)
 
@@ -212,16 +209,14 @@ async def test_claims_are_read_after_an_outage_despite_cancelled_waits() -> None
     api.problem, clock.is_cut = Unavailable("down"), True
     pods.follow(wanted)
     late = asyncio.Event()
-    working = asyncio.create_task(pods.run(late.set))
-    while len(api.requests) < 8:
-        await asyncio.sleep(0)
-    assert late.is_set()
-    api.problem = None
-    for _ in range(1000):
-        await asyncio.sleep(0)
-    assert list(pods.known) == [uid_of("x")]
-    working.cancel()
-    await asyncio.wait([working])
+    async with background(pods.run(late.set)):
+        while len(api.requests) < 8:
+            await asyncio.sleep(0)
+        assert late.is_set()
+        api.problem = None
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert list(pods.known) == [uid_of("x")]
 
 
 async def test_last_answer_counts_while_a_claim_is_read_again_for_another_pod() -> None:
@@ -231,16 +226,14 @@ async def test_last_answer_counts_while_a_claim_is_read_again_for_another_pod() 
     pods.follow([pod("a", "x")])
     assert not pods.read
     passed = asyncio.Event()
-    working = asyncio.create_task(pods.run(passed.set))
-    await passed.wait()
-    passed.clear()
-    first, second = ("test", "x", "a"), ("test", "x", "b")
-    pods.follow([pod("a", "x"), pod("b", "x")])
-    assert pods.read == {first}
-    await passed.wait()
-    assert pods.read == {first, second}
-    working.cancel()
-    await asyncio.wait([working])
+    async with background(pods.run(passed.set)):
+        await passed.wait()
+        passed.clear()
+        first, second = ("test", "x", "a"), ("test", "x", "b")
+        pods.follow([pod("a", "x"), pod("b", "x")])
+        assert pods.read == {first}
+        await passed.wait()
+        assert pods.read == {first, second}
 
 
 async def test_inconclusive_reads_are_repeated_with_backoff() -> None:
@@ -261,22 +254,20 @@ async def test_inconclusive_reads_are_repeated_with_backoff() -> None:
     wanted = [pod("a", "x"), pod("b", "x")]
     pods.follow(wanted)
     passes = []
-    working = asyncio.create_task(pods.run(lambda: passes.append(dict(pods.known))))
-    while len(slept) < 6:
-        await asyncio.sleep(0)
-    for _ in range(20):
-        pods.follow(wanted)
-        await asyncio.sleep(0)
-    assert [sorted(claim.pods) for known in passes for claim in known.values()] == [["a"], ["a", "b"]]
-    assert (len(api.requests), len(slept)) == (7, 6)
-    assert slept[5] > slept[0]
-    api.problem = Refused("401: unauthorized")
-    pods.follow([*wanted, pod("c", "x")])
-    while len(api.requests) < 8:
-        await asyncio.sleep(0)
-    assert list(pods.known) == [uid_of("x")]
-    working.cancel()
-    await asyncio.wait([working])
+    async with background(pods.run(lambda: passes.append(dict(pods.known)))):
+        while len(slept) < 6:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            pods.follow(wanted)
+            await asyncio.sleep(0)
+        assert [sorted(claim.pods) for known in passes for claim in known.values()] == [["a"], ["a", "b"]]
+        assert (len(api.requests), len(slept)) == (7, 6)
+        assert slept[5] > slept[0]
+        api.problem = Refused("401: unauthorized")
+        pods.follow([*wanted, pod("c", "x")])
+        while len(api.requests) < 8:
+            await asyncio.sleep(0)
+        assert list(pods.known) == [uid_of("x")]
 
 
 async def sleep_on(_seconds: float) -> None:
@@ -292,19 +283,17 @@ async def test_claims_of_one_namespace_delay_no_other() -> None:
     noisy = many("noisy", 20)
     pods.follow(noisy)
     passes: list[int] = []
-    working = asyncio.create_task(pods.run(lambda: passes.append(len(api.requests))))
-    while len(api.requests) < 40:
-        await asyncio.sleep(0)
-    pods.follow([*noisy, pod("a", "x")])
-    while ("test", "x", "a") not in pods.read:
-        await asyncio.sleep(0)
-    assert len(api.requests) < 50
-    while len(pods.read) < 641:
-        await asyncio.sleep(0)
-    assert len(api.requests) == 641
-    assert any(40 <= at < 50 for at in passes)
-    working.cancel()
-    await asyncio.wait([working])
+    async with background(pods.run(lambda: passes.append(len(api.requests)))):
+        while len(api.requests) < 40:
+            await asyncio.sleep(0)
+        pods.follow([*noisy, pod("a", "x")])
+        while ("test", "x", "a") not in pods.read:
+            await asyncio.sleep(0)
+        assert len(api.requests) < 50
+        while len(pods.read) < 641:
+            await asyncio.sleep(0)
+        assert len(api.requests) == 641
+        assert any(40 <= at < 50 for at in passes)
 
 
 async def test_claim_that_stays_in_doubt_delays_no_other() -> None:
@@ -319,16 +308,14 @@ async def test_claim_that_stays_in_doubt_delays_no_other() -> None:
 
     pods = PodClaims(ClaimReader(api, NODE), sleep=sleep)  # type: ignore[arg-type]
     pods.follow([pod("stranger", "x")])
-    working = asyncio.create_task(pods.run(lambda: None))
-    while len(slept) < 20:
-        await asyncio.sleep(0)
-    assert slept[-1] > 20
-    pods.follow([pod("stranger", "x"), pod("other", "y")])
-    while len(slept) < 21:
-        await asyncio.sleep(0)
-    assert slept[-1] <= 1
-    assert len(pods._repeats) == 2
-    pods.follow([])
-    assert not pods._repeats
-    working.cancel()
-    await asyncio.wait([working])
+    async with background(pods.run(lambda: None)):
+        while len(slept) < 20:
+            await asyncio.sleep(0)
+        assert slept[-1] > 20
+        pods.follow([pod("stranger", "x"), pod("other", "y")])
+        while len(slept) < 21:
+            await asyncio.sleep(0)
+        assert slept[-1] <= 1
+        assert len(pods._repeats) == 2
+        pods.follow([])
+        assert not pods._repeats

@@ -14,6 +14,7 @@ from agent.dra.wakes import MOST_TRIES, NEW_SECONDS, Wakes
 from apiserver.errors import Refused
 from pinning.dra.claims import ClaimTimes
 from tests.agent.dra.driver_node import Node, on
+from tests.environments.waiting import background
 from tests.pinning.dra.claiming import document, result, uid_of
 
 AT = "2026-11-20T10:00:00Z"
@@ -100,15 +101,13 @@ def test_pass_reports_that_the_other_pods_are_tried() -> None:
 
     async def run() -> int:
         world = World()
-        working = asyncio.create_task(world.wakes.run(world.request_pass))
-        world.wakes.registered([])
-        world.wakes.passed(grants(pods=2, a=True))
-        while not world.passes:
-            await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        working.cancel()
-        await asyncio.wait([working])
+        async with background(world.wakes.run(world.request_pass)):
+            world.wakes.registered([])
+            world.wakes.passed(grants(pods=2, a=True))
+            while not world.passes:
+                await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
         return world.passes
 
     assert asyncio.run(run()) == 1
@@ -147,14 +146,12 @@ def test_each_try_asks_for_a_pass() -> None:
 
     async def run() -> World:
         world = World(first_seconds=0.0)
-        working = asyncio.create_task(world.wakes.run(world.request_pass))
-        await asyncio.sleep(0)
-        assert world.passes == 0
-        world.wakes.passed(grants(a=False))
-        while world.wakes.times["a"].tries < MOST_TRIES:
+        async with background(world.wakes.run(world.request_pass)):
             await asyncio.sleep(0)
-        working.cancel()
-        await asyncio.wait([working])
+            assert world.passes == 0
+            world.wakes.passed(grants(a=False))
+            while world.wakes.times["a"].tries < MOST_TRIES:
+                await asyncio.sleep(0)
         return world
 
     assert asyncio.run(run()).passes >= MOST_TRIES

@@ -27,7 +27,7 @@ from tests.agent.grpc_calls.frames import (
     frame,
     message,
 )
-from tests.environments.waiting import settle
+from tests.environments.waiting import background, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -382,14 +382,11 @@ def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
     server = Server("first", held)
 
     async def ask(calls: Calls) -> None:
-        waiting = asyncio.create_task(name(calls))
-        await settle()
-        assert await asyncio.gather(*(name(calls) for _ in range(3))) == ["first"] * 3
-        await settle()
-        assert server.open == 3
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
-            await waiting
+        async with background(name(calls)):
+            await settle()
+            assert await asyncio.gather(*(name(calls) for _ in range(3))) == ["first"] * 3
+            await settle()
+            assert server.open == 3
         await settle()
         assert server.open == 2
         assert await asyncio.gather(*(name(calls) for _ in range(2))) == ["first"] * 2

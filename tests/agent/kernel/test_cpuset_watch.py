@@ -13,6 +13,7 @@ from agent.errors import Refused
 from agent.kernel.inotify import MODIFY, NamedWatches
 from pinning.machine.cpuset import CPUSet
 from tests.environments.node.cgroup_trees import ONE, POD, OpenCgroups, make_cgroup
+from tests.environments.waiting import background
 
 MANY_EVENTS = 2 * int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
@@ -26,12 +27,10 @@ async def foreign_writes(cgroups: OpenCgroups, interfere: Callable[[], None]) ->
         reported.append(cgroup)
         any_told.set()
 
-    watch = asyncio.create_task(cgroups.watch.watch(written_by_somebody))
-    await asyncio.sleep(0)
-    interfere()
-    await asyncio.wait_for(any_told.wait(), 60)
-    watch.cancel()
-    await asyncio.gather(watch, return_exceptions=True)
+    async with background(cgroups.watch.watch(written_by_somebody)):
+        await asyncio.sleep(0)
+        interfere()
+        await asyncio.wait_for(any_told.wait(), 60)
     return reported
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from agent.kernel import machine_watch
 from agent.kernel.machine_watch import KernelMachineWatch, _cpu_events, _drain
+from tests.environments.waiting import background
 
 UEVENT: Final = Path("/sys/devices/system/cpu/cpu0/uevent")
 # Prints whether the kernel reports CPUs here, and waits for an event if it does.
@@ -52,17 +53,15 @@ async def is_reported(
         noticed.append(name)
         reports.set()
 
-    watching = asyncio.create_task(watch.watch(report))
-    await asyncio.sleep(0)
-    change()
-    for _ in range(10):  # the loop looks at its descriptors in each turn
+    async with background(watch.watch(report)):
         await asyncio.sleep(0)
-    reports.clear()
-    name = "last"
-    end()
-    await asyncio.wait_for(reports.wait(), 60)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+        change()
+        for _ in range(10):  # the loop looks at its descriptors in each turn
+            await asyncio.sleep(0)
+        reports.clear()
+        name = "last"
+        end()
+        await asyncio.wait_for(reports.wait(), 60)
     return "first" in noticed
 
 

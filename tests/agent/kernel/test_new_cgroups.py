@@ -16,6 +16,7 @@ from agent.kernel.inotify import OVERFLOW, Event
 from agent.kernel.new_cgroups import CgroupWatcher
 from pinning.planning.observed import Owner
 from tests.environments.node.cgroup_trees import make_root
+from tests.environments.waiting import background
 
 SECONDS = 60.0
 ID, OTHER, SANDBOX, KNOWN = "a" * 64, "b" * 64, "c" * 64, "d" * 64
@@ -69,12 +70,10 @@ def found_by_watcher(
             if len(created) == len(expected):
                 all_told.set()
 
-        watching = asyncio.create_task(watcher.watch(tell, lambda: None))
-        await asyncio.sleep(0)
-        await happens(watcher)
-        await asyncio.wait_for(all_told.wait(), SECONDS)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        async with background(watcher.watch(tell, lambda: None)):
+            await asyncio.sleep(0)
+            await happens(watcher)
+            await asyncio.wait_for(all_told.wait(), SECONDS)
         return created
 
     try:

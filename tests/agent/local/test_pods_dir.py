@@ -13,6 +13,7 @@ from agent.local.finished_pods import FILE, read_finished
 from agent.local.manifest import uid_for
 from agent.local.manifest_files import SETTLE_SECONDS
 from agent.local.pods_dir import PodsDir
+from tests.environments.waiting import background
 
 SECONDS = 60.0
 
@@ -188,15 +189,13 @@ def test_changes_are_reported_at_once(tmp_path: Path) -> None:
 
     async def edit() -> None:
         source, changed = PodsDir(tmp_path), asyncio.Event()
-        watching = asyncio.create_task(source.watch(changed.set))
-        await asyncio.wait_for(changed.wait(), SECONDS)
-        for act, shown in edits:
-            changed.clear()
-            act()
+        async with background(source.watch(changed.set)):
             await asyncio.wait_for(changed.wait(), SECONDS)
-            assert [f"{name} {policy(source, name)}" for name in names(source)] == shown
-        watching.cancel()
-        await asyncio.wait([watching])
+            for act, shown in edits:
+                changed.clear()
+                act()
+                await asyncio.wait_for(changed.wait(), SECONDS)
+                assert [f"{name} {policy(source, name)}" for name in names(source)] == shown
 
     asyncio.run(edit())
 
@@ -212,16 +211,14 @@ def test_one_change_causes_one_read(tmp_path: Path) -> None:
 
     async def edit() -> None:
         source, changed = Counting(tmp_path), asyncio.Event()
-        watching = asyncio.create_task(source.watch(changed.set))
-        await asyncio.wait_for(changed.wait(), SECONDS)
-        looks.clear()
-        changed.clear()
-        write(tmp_path / "a.yaml", manifest("a"))
-        await asyncio.wait_for(changed.wait(), SECONDS)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        watching.cancel()
-        await asyncio.wait([watching])
+        async with background(source.watch(changed.set)):
+            await asyncio.wait_for(changed.wait(), SECONDS)
+            looks.clear()
+            changed.clear()
+            write(tmp_path / "a.yaml", manifest("a"))
+            await asyncio.wait_for(changed.wait(), SECONDS)
+            for _ in range(10):
+                await asyncio.sleep(0)
 
     asyncio.run(edit())
     assert looks == [frozenset({"a.yaml"})]

@@ -23,6 +23,7 @@ from agent.local.process import kill_all
 from agent.local.runtime import LocalRuntime
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
+from tests.environments.waiting import background
 
 LAST = CPUSet([max(os.sched_getaffinity(0))])
 UID = uid_for("default/p")
@@ -97,10 +98,8 @@ class World:
                 self.changed.set()
                 await asyncio.sleep(0.01)
 
-        nudging = asyncio.create_task(nudge())
-        await self.until(lambda _: is_so())
-        nudging.cancel()
-        await asyncio.wait([nudging])
+        async with background(nudge()):
+            await self.until(lambda _: is_so())
 
     async def stop(self) -> None:
         """Stop the agent."""

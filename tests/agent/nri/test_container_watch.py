@@ -24,6 +24,7 @@ from pinning.planning.observed import Owner
 from pinning.planning.start_table import StartTable, start_table
 from tests.agent.fakes import FakeNode
 from tests.agent.nri.fake_runtime import FakeRuntime, container, known, known_pod, pod
+from tests.environments.waiting import background
 from tests.pinning.world import EXCLUSIVE, World, world
 
 PATIENCE_SECONDS = 60
@@ -363,18 +364,13 @@ def test_agent_switches_between_nri_and_cgroups(node: FakeNode, tmp_path: Path) 
 
     async def story() -> None:
         ways = Ways()
-        running = asyncio.create_task(node.new_agent(ways).loop.run())
-        try:
+        async with background(node.new_agent(ways).loop.run()):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await ways.until(Way.CGROUP)
                 with FakeRuntime(tmp_path / "nri.sock") as runtime:
                     await asyncio.to_thread(runtime.plugin)
                     await ways.until(Way.NRI)
                 await ways.until(Way.CGROUP)
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
 
     node.runner.run(story())
 

@@ -21,6 +21,7 @@ from tests.agent.fakes import FakeNode
 from tests.agent.quiet.fakes import process
 from tests.agent.quiet.quieting.scene import quiet_of
 from tests.agent.states import ISOLATE, bound, state_of
+from tests.environments.waiting import background
 from tests.pods import container
 
 NOISE = {**ISOLATE, "noise-policy.corepin.io/pod": "quiet"}
@@ -89,10 +90,8 @@ def test_workqueues_alone_are_moved_where_interrupts_are_not_asked_for(tmp_path:
 async def shown_round(quieting: Quieting) -> None:
     """Do one round, until its result is known."""
     shown = asyncio.Event()
-    work = asyncio.create_task(quieting.run(shown.set))
-    await asyncio.wait_for(shown.wait(), 60)
-    work.cancel()
-    await asyncio.wait([work])
+    async with background(quieting.run(shown.set)):
+        await asyncio.wait_for(shown.wait(), 60)
 
 
 @pytest.mark.parametrize("is_managed", [True, False])

@@ -19,6 +19,7 @@ from agent.serve.state_json import agent_state
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.node_config import ExecAffinity
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
+from tests.environments.waiting import background
 from tests.pods import container
 
 WEB_ID, PLAIN_ID = "a" * 64, "b" * 64
@@ -163,12 +164,10 @@ def followed(node: Node, state: NodeState) -> list[int]:
     """Return the processes that are moved because of a state."""
 
     async def scenario() -> None:
-        running = asyncio.create_task(node.watch.run())
-        node.moved.clear()
-        node.watch.follow(state)
-        await turns(40)
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(node.watch.run()):
+            node.moved.clear()
+            node.watch.follow(state)
+            await turns(40)
 
     asyncio.run(scenario())
     return [pid for pid, *_ in node.moved]
@@ -392,16 +391,14 @@ def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
 
     async def scenario() -> list[tuple[int, int]]:
         node, seen = Node(), []
-        running = asyncio.create_task(node.watch.run())
-        for state in (EMPTY_NODE, STATE, STATE, EMPTY_NODE, STATE):
-            node.watch.follow(state)
+        async with background(node.watch.run()):
+            for state in (EMPTY_NODE, STATE, STATE, EMPTY_NODE, STATE):
+                node.watch.follow(state)
+                await turns()
+                seen.append((node.events.asked, node.events.ended))
+            await node.events.waiting.put(StartedExec(WEB_ID, 3))
             await turns()
-            seen.append((node.events.asked, node.events.ended))
-        await node.events.waiting.put(StartedExec(WEB_ID, 3))
-        await turns()
-        assert node.watch.execs[owner(WEB)].entered == 1
-        running.cancel()
-        await asyncio.wait([running])
+            assert node.watch.execs[owner(WEB)].entered == 1
         await turns()
         assert node.events.ended == 2
         return seen
@@ -422,14 +419,12 @@ def test_stream_that_ends_is_opened_again(
     """If the event stream ends it is opened again after a pause, and the agent continues."""
 
     async def scenario() -> None:
-        running = asyncio.create_task(node.watch.run())
-        await node.events.waiting.put(problem)
-        await node.events.waiting.put(StartedExec(WEB_ID, 3))
-        await turns(40)
-        assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
-        assert node.watch.execs[owner(WEB)].entered == 1
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(node.watch.run()):
+            await node.events.waiting.put(problem)
+            await node.events.waiting.put(StartedExec(WEB_ID, 3))
+            await turns(40)
+            assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
+            assert node.watch.execs[owner(WEB)].entered == 1
 
     asyncio.run(scenario())
     assert caplog.messages == [logged]
@@ -439,20 +434,18 @@ def test_errors_are_retried_with_backoff(node: Node, caplog: pytest.LogCaptureFi
     """Pauses grow up to 300 seconds, and an event or a restart resets them."""
 
     async def scenario() -> None:
-        running = asyncio.create_task(node.watch.run())
-        for problem in [Refused("INTERNAL: stream reset")] * 8:
-            await node.events.waiting.put(problem)
-        await turns(100)
-        assert node.pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-        await node.events.waiting.put(Unavailable("it restarts"))
-        await node.events.waiting.put(Refused("UNKNOWN"))
-        await node.events.waiting.put(StartedExec(WEB_ID, 3))
-        await node.events.waiting.put(Refused("UNKNOWN"))
-        await turns(60)
-        assert node.pauses[8:] == [5, 10, 5]
-        assert node.watch.execs[owner(WEB)].entered == 1
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(node.watch.run()):
+            for problem in [Refused("INTERNAL: stream reset")] * 8:
+                await node.events.waiting.put(problem)
+            await turns(100)
+            assert node.pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+            await node.events.waiting.put(Unavailable("it restarts"))
+            await node.events.waiting.put(Refused("UNKNOWN"))
+            await node.events.waiting.put(StartedExec(WEB_ID, 3))
+            await node.events.waiting.put(Refused("UNKNOWN"))
+            await turns(60)
+            assert node.pauses[8:] == [5, 10, 5]
+            assert node.watch.execs[owner(WEB)].entered == 1
 
     asyncio.run(scenario())
     assert set(caplog.messages) == {"execs are not counted"}

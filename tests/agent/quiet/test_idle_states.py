@@ -83,6 +83,12 @@ class Node:
         self.now += 10.0
         return self.part.round(Quiet(cpus(quiet), MACHINE))
 
+    def reason(self, quiet: str = "") -> str:
+        """Run one round and return its reason."""
+        found = self.round(quiet)
+        assert found
+        return found.reason
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
@@ -176,9 +182,7 @@ def test_refused_garbled_and_deaf_bounds_are_reported(node: Node, caplog: pytest
     """A failed write is reported and retried, other CPUs are changed, and a reset reports the failure."""
     node.kernel.refused, node.kernel.deaf = {2: "cpu2: Device or resource busy"}, {3}
     node.kernel.unreadable = {5: "cpu5: Input/output error"}
-    found = node.round("2-5")
-    assert found
-    assert found.reason == (
+    assert node.reason("2-5") == (
         "cpu5: Input/output error; cpu2: Device or resource busy;"
         " the bound of CPU 3 is 100 after 20 was written"
     )
@@ -187,9 +191,7 @@ def test_refused_garbled_and_deaf_bounds_are_reported(node: Node, caplog: pytest
     assert not node.part.restore()
     assert [it.__dict__["facts"]["reason"] for it in caplog.records] == ["cpu4: busy"]
     node.start(None)
-    found = node.round()
-    assert found
-    assert found.reason == "cpu4: busy"
+    assert node.reason() == "cpu4: busy"
     del node.kernel.bounds[4]
     node.kernel.refused = {}
     assert node.part.restore()

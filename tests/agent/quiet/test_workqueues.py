@@ -89,6 +89,12 @@ class Node:
         self.now += 10.0
         return self.mover.round(Quiet(cpus(quiet), online))
 
+    def reason(self, quiet: str = "", online: CPUSet = MACHINE) -> str:
+        """Run one round and return its reason."""
+        found = self.round(quiet, online)
+        assert found
+        return found.reason
+
     def shown(self) -> dict[str, str]:
         """Return all masks as text."""
         return {name: str(it) for name, it in self.kernel.masks.items()}
@@ -226,9 +232,7 @@ def test_isolated_partition_is_not_undone(node: Node) -> None:
     node.kernel.isolation = cpus("4-5")
     assert node.round("4-5") == DONE
     assert node.shown() == {**MOVED, ALL: "0-7"}
-    found = node.round("3-5")
-    assert found
-    assert found.reason == ""
+    assert node.reason("3-5") == ""
     assert node.shown()[ALL] == "0-2,6-7"
     assert node.round()
     assert node.shown()[ALL] == "0-2,6-7"
@@ -243,10 +247,8 @@ def test_refused_and_deaf_writes_are_reported(node: Node, online: str) -> None:
     """Refused and ineffective writes are reported and retried, and other masks are changed."""
     node.kernel.refused = {"writeback": "writeback/cpumask: Input/output error"}
     node.kernel.deaf = {"scsi"}
-    found = node.round("4-5", cpus(online))
-    assert found
     wrote = "0-3,6-7" if online == "0-7" else "6-7"
-    assert found.reason == (
+    assert node.reason("4-5", cpus(online)) == (
         f"the mask of workqueue scsi: it is 4 after {wrote} was written; writeback/cpumask: Input/output error"
     )
     assert node.shown()[ALL] == "0-3,6-7"
@@ -259,9 +261,7 @@ def test_refused_and_deaf_writes_are_reported(node: Node, online: str) -> None:
 def test_unreadable_masks_and_folders(node: Node) -> None:
     """An unreadable mask or a missing folder is reported; a mask that no longer exists is not."""
     node.kernel.unreadable = {"scsi": Refused("scsi/cpumask: Input/output error"), "writeback": Gone("ended")}
-    found = node.round("4-5")
-    assert found
-    assert found.reason == "scsi/cpumask: Input/output error"
+    assert node.reason("4-5") == "scsi/cpumask: Input/output error"
     assert node.shown() == {**ORIGINAL, ALL: "0-3,6-7"}
     node.kernel.missing = "not mounted"
     for act in (lambda: node.round("4-5"), node.mover.restore):
@@ -288,9 +288,7 @@ def test_workqueue_that_ends_while_it_is_moved_is_forgotten(
 def test_without_another_cpu_nothing_is_moved(node: Node) -> None:
     """Without another online CPU nothing is moved, because workqueues need one."""
     node.round("4-5")
-    found = node.round("4-5", cpus("4-5"))
-    assert found
-    assert found.reason == "no online CPU is left outside CPUs 4-5"
+    assert node.reason("4-5", cpus("4-5")) == "no online CPU is left outside CPUs 4-5"
     assert node.shown() == ORIGINAL
 
 
@@ -304,9 +302,7 @@ def test_workqueues_that_are_not_wanted_are_not_read(node: Node) -> None:
     node.round("4-5")
     node.start(is_wanted=False)
     node.kernel.refused = {"scsi": "Device or resource busy"}
-    found = node.round("4-5")
-    assert found
-    assert found.reason == "Device or resource busy"
+    assert node.reason("4-5") == "Device or resource busy"
 
 
 @pytest.fixture

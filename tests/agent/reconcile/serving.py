@@ -10,6 +10,7 @@ from typing import Any
 from agent.node_state import NodeState
 from agent.process import Agent, Listeners
 from tests.agent.fakes import FakeNode
+from tests.environments.waiting import background
 
 PATIENCE_SECONDS = 60
 
@@ -50,12 +51,8 @@ def serving(
     async def run() -> None:
         reports = Reports(**more)
         agent = node.new_agent(reports)
-        task = asyncio.create_task(agent.serve(Listeners()))
-        try:
+        async with background(agent.serve(Listeners())):
             await scenario(agent, reports)
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     node.runner.run(run())
 

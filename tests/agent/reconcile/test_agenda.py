@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent.plain_pods import GATHER_SECONDS, SETTLE_SECONDS
 from agent.reconcile.agenda import CRASHED_SECONDS, EARLY_SECONDS, Agenda, Trigger
+from tests.environments.waiting import background
 
 LATE_SECONDS = 0.002  # added to the time at which a timer expires
 
@@ -176,12 +177,10 @@ def test_short_look_needs_no_task() -> None:
             return 0.0
 
         agenda.add_short("short", count, 0.0)
-        running = asyncio.create_task(agenda.run())
-        async with asyncio.timeout(60):
-            await done.wait()
-            assert len(asyncio.all_tasks()) == 2
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(agenda.run()):
+            async with asyncio.timeout(60):
+                await done.wait()
+                assert len(asyncio.all_tasks()) == 2
 
     asyncio.run(scenario())
 
@@ -204,11 +203,9 @@ def test_waiting_look_blocks_no_other() -> None:
 
         agenda.add("long", wait, 0.0)
         agenda.add("short", count, 0.0)
-        running = asyncio.create_task(agenda.run())
-        async with asyncio.timeout(60):
-            await done.wait()
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(agenda.run()):
+            async with asyncio.timeout(60):
+                await done.wait()
         return rounds
 
     assert asyncio.run(scenario()) >= 5
@@ -230,15 +227,13 @@ def test_request_for_an_earlier_time_resets_the_timer() -> None:
         agenda.add("late", never, 3600.0)
         agenda.add("cancelled", never)
         agenda.add("soon", note)
-        running = asyncio.create_task(agenda.run())
-        await asyncio.sleep(0)
-        agenda.within("cancelled", 0.0)
-        agenda.cancel("cancelled")
-        agenda.within("soon", 0.001)
-        async with asyncio.timeout(60):
-            await done.wait()
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(agenda.run()):
+            await asyncio.sleep(0)
+            agenda.within("cancelled", 0.0)
+            agenda.cancel("cancelled")
+            agenda.within("soon", 0.001)
+            async with asyncio.timeout(60):
+                await done.wait()
         return ran
 
     assert asyncio.run(scenario()) == ["soon"]
@@ -324,9 +319,7 @@ def test_no_request_waits_longer_than_it_may(requests: list[tuple[float, float]]
 async def test_agenda_serves_a_delayed_request() -> None:
     """While the agenda runs, a delayed request wakes the task that waits for the trigger."""
     trigger = Trigger(Agenda())
-    running = asyncio.create_task(trigger.agenda.run())
-    trigger.request_pass(0.001)
-    async with asyncio.timeout(60):
-        await trigger.wait()
-    running.cancel()
-    await asyncio.wait([running])
+    async with background(trigger.agenda.run()):
+        trigger.request_pass(0.001)
+        async with asyncio.timeout(60):
+            await trigger.wait()

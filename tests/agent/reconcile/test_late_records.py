@@ -15,7 +15,7 @@ from pinning.machine.cpuset import CPUSet
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import PLAIN, TWO
-from tests.environments.waiting import settle
+from tests.environments.waiting import background, settle
 from tests.pinning.world import Wish
 
 if TYPE_CHECKING:
@@ -42,14 +42,10 @@ async def syncing(node: FakeNode) -> AsyncIterator[tuple[RuntimeSync, str]]:
     other = node.start("b")
     node.start("a")
     sync = node.agent.reconciler.runtime_sync
-    task = asyncio.create_task(sync.run())
-    try:
+    async with background(sync.run()):
         await changed(node, TWO)
         node.runtime.calls.clear()
         yield sync, other
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def changed(node: FakeNode, wish: Wish) -> None:

@@ -12,7 +12,7 @@ from agent.errors import AgentError, Gone, Refused, Unavailable
 from agent.reconcile.missing_pods import PAUSE_SECONDS, MissingPodLookup
 from pinning.pods.phase import is_final
 from tests.agent.fakes import FakeNode
-from tests.environments.waiting import settle
+from tests.environments.waiting import background, settle
 from tests.pinning.world import Wish, pod_document
 
 TWO = Wish("2", policy="exclusive")
@@ -29,10 +29,8 @@ def answer(node: FakeNode) -> list[float]:
 
     async def run() -> None:
         lookup._sleep = sleep
-        task = asyncio.create_task(lookup.run())
-        await settle()
-        task.cancel()
-        await asyncio.wait([task])
+        async with background(lookup.run()):
+            await settle()
 
     node.runner.run(run())
     return waits
@@ -193,14 +191,12 @@ async def test_found_pod_missing_in_the_watch_is_dropped_when_it_ended(end: str 
 
     lookup = MissingPodLookup(source, lambda: None)
     lookup.want({"u": ("n", "p")}, {"u"})
-    asking = asyncio.create_task(lookup.run())
-    async with asyncio.timeout(60):
-        while not lookup.completed({}):
-            await asyncio.sleep(0)
-        await lookup.ask_again()
-        await source.asked_twice.wait()
-    asking.cancel()
-    await asyncio.wait([asking])
+    async with background(lookup.run()):
+        async with asyncio.timeout(60):
+            while not lookup.completed({}):
+                await asyncio.sleep(0)
+            await lookup.ask_again()
+            await source.asked_twice.wait()
     running = [pod for pod in lookup.completed({}).values() if not is_final(pod)]
     assert running == []
 
@@ -257,8 +253,6 @@ class Answers:
 
 async def ask_all(lookup: MissingPodLookup) -> None:
     """Answer every open lookup."""
-    task = asyncio.create_task(lookup.run())
-    for _ in range(5):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
+    async with background(lookup.run()):
+        for _ in range(5):
+            await asyncio.sleep(0)

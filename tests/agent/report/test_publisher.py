@@ -18,6 +18,7 @@ from agent.report.turns import next_turn
 from apiserver.backoff import LONGEST_ASKED
 from apiserver.errors import Busy, Refused
 from tests.agent.states import bound, state_of
+from tests.environments.waiting import background
 
 STATE = state_of()
 
@@ -51,13 +52,9 @@ def waits(*failures: Exception, metrics: Metrics | None = None) -> list[float]:
         reporter = Reporter(failures)
         publisher = Publisher([reporter], metrics or Metrics(), sleep)
         publisher.submit(STATE)
-        running = asyncio.create_task(publisher.run())
-        try:
+        async with background(publisher.run()):
             async with asyncio.timeout(60):
                 await reporter.done.wait()
-        finally:
-            running.cancel()
-            await asyncio.wait([running])
 
     asyncio.run(main())
     return slept
@@ -122,14 +119,12 @@ def test_new_state_does_not_wait_for_a_refused_part() -> None:
 
     async def main() -> None:
         publisher = Publisher([reporter], metrics, sleep)
-        running = asyncio.create_task(publisher.run())
-        async with asyncio.timeout(60):
-            for state in (STATE, other):
-                publisher.submit(state)
-                await reporter.taken.wait()
-                reporter.taken.clear()
-        running.cancel()
-        await asyncio.wait([running])
+        async with background(publisher.run()):
+            async with asyncio.timeout(60):
+                for state in (STATE, other):
+                    publisher.submit(state)
+                    await reporter.taken.wait()
+                    reporter.taken.clear()
 
     asyncio.run(main())
     assert reporter.published == [STATE, other]

@@ -12,6 +12,7 @@ from agent.quiet.quieting import Quieting
 from pinning.machine.cpuset import CPUSet
 from tests.agent.quiet.fakes import cpus
 from tests.agent.states import ISOLATE, bound, state_of
+from tests.environments.waiting import background
 from tests.pods import container
 
 WEB_WORDS = {**ISOLATE, "noise-policy.corepin.io/pod": "quiet"}
@@ -74,11 +75,9 @@ def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = Non
 
     async def run() -> Scene:
         played = scene or Scene()
-        work = asyncio.create_task(played.quieting.run(played.news.set))
-        async with asyncio.timeout(60):
-            await scenario(played)
-        work.cancel()
-        await asyncio.wait([work])
+        async with background(played.quieting.run(played.news.set)):
+            async with asyncio.timeout(60):
+                await scenario(played)
         return played
 
     return asyncio.run(run())

@@ -40,6 +40,7 @@ from tests.agent.quiet.quieting.scene import (
 )
 from tests.agent.reconcile.serving import Reports
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
+from tests.environments.waiting import background
 from tests.pods import container
 
 
@@ -303,10 +304,8 @@ def test_containers_of_a_quiet_pool_have_the_result() -> None:
 
 async def one_round(scene: Scene) -> None:
     """Do one round."""
-    work = asyncio.create_task(scene.quieting.run(scene.news.set))
-    await asyncio.wait_for(scene.news.wait(), 60)
-    work.cancel()
-    await asyncio.wait([work])
+    async with background(scene.quieting.run(scene.news.set)):
+        await asyncio.wait_for(scene.news.wait(), 60)
 
 
 class Sink:
@@ -345,10 +344,8 @@ def test_daemon_thread_returns_results_and_errors() -> None:
         ended.set()
 
     async def stopped(*, waits: bool) -> None:
-        work = asyncio.create_task(in_daemon_thread(slow))
-        await asyncio.to_thread(begun.wait)
-        work.cancel()
-        await asyncio.wait([work])
+        async with background(in_daemon_thread(slow)):
+            await asyncio.to_thread(begun.wait)
         if waits:
             go_on.set()
             await asyncio.to_thread(ended.wait)

@@ -10,6 +10,7 @@ import pytest
 from agent.node_state import NodeState, QuietResult
 from agent.quiet.quieting import Quieting
 from tests.agent.quiet.quieting.scene import EMPTY_STATE, QUIET, STATE, Keeper, Scene, play
+from tests.environments.waiting import background
 
 
 class Waits(Quieting):
@@ -32,12 +33,10 @@ class Waits(Quieting):
         """Return the seconds before each of the next rounds."""
         self.add(state)
         self.waits.clear()
-        work = asyncio.create_task(self.run(lambda: None))
-        async with asyncio.timeout(60):
-            while len(self.waits) <= count:
-                await asyncio.sleep(0)
-        work.cancel()
-        await asyncio.wait([work])
+        async with background(self.run(lambda: None)):
+            async with asyncio.timeout(60):
+                while len(self.waits) <= count:
+                    await asyncio.sleep(0)
         return self.waits[1 : count + 1]
 
 
