@@ -6,6 +6,7 @@ import inspect
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
+from tests.agent import virtual_time
 from tests.apiserver.connections import close_cancelled_handshakes
 from tests.signals import keep_from_children
 
@@ -54,11 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own; return None for other tests."""
+    """Run a test that is a coroutine in an event loop of its own, if marked in virtual time; return None for other tests."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    run = virtual_time.run if pyfuncitem.get_closest_marker("virtual_time") else asyncio.run
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import httpx
@@ -168,16 +168,13 @@ class NodeApi(FakeApiServer):
         self.watch.lines.put_nowait(json.dumps({"type": "MODIFIED", "object": self.node}).encode() + b"\n")
 
 
-def run(server: FakeApiServer, act: Callable[[Api], Awaitable[None]]) -> None:
-    """Run a coroutine with a client of the server."""
-
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
-        async with asyncio.timeout(SECONDS):
-            await act(api)
-        await api.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def api_of(server: FakeApiServer) -> AsyncIterator[Api]:
+    """Yield a client of the server."""
+    api = Api(Access("https://api.test"), "tests", httpx.MockTransport(server))
+    async with asyncio.timeout(SECONDS):
+        yield api
+    await api.close()
 
 
 def merged(document: Any, patch: Any) -> Any:

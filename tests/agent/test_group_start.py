@@ -17,7 +17,7 @@ from corepin.node_file import read_node_file
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.cpu_groups import Waiting
 from pinning.planning.node_config import DEFAULT
-from tests.agent.fake_api import NodeApi, run
+from tests.agent.fake_api import NodeApi, api_of
 
 NODE = "/api/v1/nodes/node-1"
 NO_KEY = Waiting("NoGroupConfiguration", "no key config.big.yaml")
@@ -163,11 +163,10 @@ def test_the_label_is_read_from_the_node() -> None:
         assert asyncio.run(ask_label(api, NODE)) == expected
 
 
-def test_waiting_is_a_condition_of_the_node() -> None:
+async def test_waiting_is_a_condition_of_the_node() -> None:
     """The condition is written once for each reason, and a failed write is ignored."""
     server = NodeApi()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         await write_waiting(api, "node-1", NO_KEY)
         await write_waiting(api, "node-1", NO_KEY)
         (condition,) = server.node["status"]["conditions"]
@@ -176,5 +175,3 @@ def test_waiting_is_a_condition_of_the_node() -> None:
         assert [path for path, _ in server.patches] == [f"{NODE}/status"]
         server.failures = [503]
         await write_waiting(api, "node-1", NO_KEY._replace(message="another"))
-
-    run(server, act)

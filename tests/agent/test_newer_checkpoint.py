@@ -45,16 +45,16 @@ async def waited(folder: Path) -> tuple[list[str], str]:
             written.set()
 
     probes = free_port()
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as api:
-        async with background(_work(config(folder, api.sockets[0].getsockname()[1], probes), None)) as agent:
-            await asyncio.wait(
-                [agent, asyncio.create_task(written.wait())], return_when=asyncio.FIRST_COMPLETED
-            )
-            assert not agent.done(), agent.exception()
-            reader, writer = await asyncio.open_connection("127.0.0.1", probes)
-            writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
-            ready = (await reader.read()).decode()
-            writer.close()
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0) as api,
+        background(_work(config(folder, api.sockets[0].getsockname()[1], probes), None)) as agent,
+    ):
+        await asyncio.wait([agent, asyncio.create_task(written.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert not agent.done(), agent.exception()
+        reader, writer = await asyncio.open_connection("127.0.0.1", probes)
+        writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+        ready = (await reader.read()).decode()
+        writer.close()
     return requests, ready
 
 

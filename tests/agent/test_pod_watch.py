@@ -19,20 +19,15 @@ UNFINISHED = "spec.nodeName=node-1,status.phase!=Succeeded,status.phase!=Failed"
 EXCLUSIVE = {"qos.gocrane.io/cpu-manager": "exclusive"}
 
 
-def test_pods_are_listed_then_followed() -> None:
+async def test_pods_are_listed_then_followed() -> None:
     """List and watch select this node's unfinished pods, and unread fields are dropped."""
     changed = event("ADDED", document("b", "11", note="1", **EXCLUSIVE))
     server = Server(listed(document("a", "9")), streamed(changed, stays=True))
-
-    async def follow() -> PodWatch:
-        api = Api(Access(URL), "tests", httpx.MockTransport(server))
-        source, seen = PodWatch(api, "node-1"), asyncio.Event()
-        async with background(source.watch(lambda: seen.set() if "b" in source.pods() else None)):
-            await asyncio.wait_for(seen.wait(), 60)
-        await api.close()
-        return source
-
-    source = asyncio.run(follow())
+    api = Api(Access(URL), "tests", httpx.MockTransport(server))
+    source, seen = PodWatch(api, "node-1"), asyncio.Event()
+    async with background(source.watch(lambda: seen.set() if "b" in source.pods() else None)):
+        await asyncio.wait_for(seen.wait(), 60)
+    await api.close()
     assert source.complete
     assert source.pods().keys() == {"a", "b"}
     assert (source.pods()["b"]["metadata"] or {})["annotations"] == EXCLUSIVE

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from agent.cri.runtime import CRI
 from tests.agent.cri.fake_cri import FakeRuntime
+from tests.environments.waiting import background
 
 INFO = {
     "pid": 42,
@@ -16,37 +17,27 @@ INFO = {
     "runtimeSpec": {"linux": {"cgroupsPath": "kubepods-pod1.slice:crio:one"}},
 }
 SECONDS = 60.0
-Scenario = Callable[[FakeRuntime, CRI], Awaitable[None]]
 
 
-def play(
-    tmp_path: Path, scenario: Scenario, *, events: bool = False, poll_seconds: float = 0.02
-) -> FakeRuntime:
-    """Run a scenario against a new fake runtime, and return the runtime."""
-
-    async def run() -> FakeRuntime:
-        fake = FakeRuntime(tmp_path / "cri.sock")
-        if events:
-            fake.events = asyncio.Queue()
-        runtime = CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=SECONDS)
-        async with fake.serving():
-            await scenario(fake, runtime)
-        return fake
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def play(
+    tmp_path: Path, *, events: bool = False, poll_seconds: float = 0.02
+) -> AsyncIterator[tuple[FakeRuntime, CRI]]:
+    """Serve a new fake runtime, and yield it with its client."""
+    fake = FakeRuntime(tmp_path / "cri.sock")
+    if events:
+        fake.events = asyncio.Queue()
+    async with fake.serving():
+        yield fake, CRI(fake.socket, poll_seconds=poll_seconds, timeout_seconds=SECONDS)
 
 
 @asynccontextmanager
 async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
     """Watch the runtime; the semaphore is released at each reported change."""
     changes = asyncio.Semaphore(0)
-    task = asyncio.create_task(runtime.watch(changes.release))
-    await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
-    try:
+    async with background(runtime.watch(changes.release)):
+        await asyncio.wait_for(changes.acquire(), SECONDS)  # connecting is a change
         yield changes
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -49,10 +49,9 @@ def show(runtime: CRI) -> None:
     runtime.facts.has_cgroup = lambda _: True
 
 
-def test_shown_process_needs_no_status(tmp_path: Path) -> None:
+async def test_shown_process_needs_no_status(tmp_path: Path) -> None:
     """After a handler's first container, pid and cgroup of its running containers come from NRI, without a status."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         show(runtime)
         for name in ("zero", "one", "two"):
             fake.add(name, RUNC)
@@ -65,8 +64,6 @@ def test_shown_process_needs_no_status(tmp_path: Path) -> None:
         assert (third and third.of_running, three) == (False, 2)
         assert (fourth and fourth.pid, four) == (43, 2)
 
-    play(tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     ("info", "handlers", "is_followed"),
@@ -77,25 +74,21 @@ def test_shown_process_needs_no_status(tmp_path: Path) -> None:
         pytest.param(RUNC, ("", ""), False, id="no-events"),
     ],
 )
-def test_status_is_requested_where_the_shim_may_be_another(
+async def test_status_is_requested_where_the_shim_may_be_another(
     tmp_path: Path, info: object, handlers: tuple[str, str], *, is_followed: bool
 ) -> None:
     """The status of a container whose handler may start virtual machines is requested."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         show(runtime)
         for name, handler in zip(("zero", "one"), handlers, strict=True):
             fake.add(name, info)
             await asked(fake, runtime, listed(name), handler=handler, is_followed=is_followed)
         assert fake.asked["ContainerStatus"] == 2
 
-    play(tmp_path, scenario)
 
-
-def test_status_is_requested_if_the_host_lacks_the_shown_cgroup(tmp_path: Path) -> None:
+async def test_status_is_requested_if_the_host_lacks_the_shown_cgroup(tmp_path: Path) -> None:
     """The status is requested if the cgroup from NRI is missing on the host, as for untrusted workloads."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         show(runtime)
         runtime.facts.has_cgroup = lambda path: path == CGROUP
         for name, info in (("zero", RUNC), ("one", RUNC), ("two", KATA)):
@@ -104,13 +97,10 @@ def test_status_is_requested_if_the_host_lacks_the_shown_cgroup(tmp_path: Path) 
         assert (trusted and (trusted.pid, trusted.in_vm), one) == ((43, False), 1)
         assert (untrusted and (untrusted.pid, untrusted.in_vm), two) == ((42, True), 2)
 
-    play(tmp_path, scenario)
 
-
-def test_status_is_requested_after_events_were_lost(tmp_path: Path) -> None:
+async def test_status_is_requested_after_events_were_lost(tmp_path: Path) -> None:
     """After lost events the status is requested again, because a restarted runtime may use other shims."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         show(runtime)
         for name in ("zero", "one", "two"):
             fake.add(name, RUNC)
@@ -119,8 +109,6 @@ def test_status_is_requested_after_events_were_lost(tmp_path: Path) -> None:
         assert [number for _, number in await asked(fake, runtime, listed("one"))] == [2]
         runtime.facts.first_process = lambda _: None
         assert [number for _, number in await asked(fake, runtime, listed("two"))] == [3]
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(

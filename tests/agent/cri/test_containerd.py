@@ -139,28 +139,20 @@ def test_annotations_of_a_pod_make_no_machine_of_it(containerd: Containerd) -> N
     assert found.pid
 
 
-def test_name_has_the_version(containerd: Containerd) -> None:
+async def test_name_has_the_version(containerd: Containerd) -> None:
     """The name of the runtime includes its version."""
-
-    async def identify() -> str:
-        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
-        return await runtime.identify()
-
-    assert asyncio.run(identify()).startswith(containerd.name)
+    runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
+    assert (await runtime.identify()).startswith(containerd.name)
 
 
-def test_second_list_has_the_pid_of_a_started_container(containerd: Containerd) -> None:
+async def test_second_list_has_the_pid_of_a_started_container(containerd: Containerd) -> None:
     """A second list has the pid of a container that started since, and its known cgroup."""
     pod = containerd.run_pod("web", "uid-1")
     created = pod.create("one")
-
-    async def twice() -> tuple[RuntimeContainer, RuntimeContainer]:
-        runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
-        before = (await listed(runtime))["one"]
-        pod.start(created)
-        return before, (await listed(runtime))["one"]
-
-    before, after = asyncio.run(twice())
+    runtime = CRI(containerd.socket, timeout_seconds=SECONDS)
+    before = (await listed(runtime))["one"]
+    pod.start(created)
+    after = (await listed(runtime))["one"]
     assert before.state is State.CREATED
     assert (after.state, after.cgroup) == (State.RUNNING, before.cgroup)
     assert after.pid in tasks(after)
@@ -316,30 +308,26 @@ def test_missing_containers_and_invalid_cpus_raise_different_errors(containerd: 
         cgroups.cpusets.read(cgroup_of(container))
 
 
-def test_watch_reports_creation_start_and_stop(containerd: Containerd) -> None:
+async def test_watch_reports_creation_start_and_stop(containerd: Containerd) -> None:
     """Each change of state is reported, by events or by polling."""
     pod = containerd.run_pod("web", "uid-1")
+    states: list[State] = []
 
-    async def live() -> list[State]:
-        states: list[State] = []
-
-        async def until(state: State) -> None:
-            while (found := await listed(runtime)).get("one") is None or found["one"].state is not state:
-                await asyncio.wait_for(changes.get(), SECONDS)
-            states.append(found["one"].state)
-
-        runtime = CRI(containerd.socket, poll_seconds=0.05, timeout_seconds=SECONDS)
-        async with watched(runtime.watch) as changes:
+    async def until(state: State) -> None:
+        while (found := await listed(runtime)).get("one") is None or found["one"].state is not state:
             await asyncio.wait_for(changes.get(), SECONDS)
-            container = await asyncio.to_thread(pod.create, "one")
-            await until(State.CREATED)
-            await asyncio.to_thread(pod.start, container)
-            await until(State.RUNNING)
-            await asyncio.to_thread(pod.stop, container)
-            await until(State.EXITED)
-        return states
+        states.append(found["one"].state)
 
-    assert asyncio.run(live()) == [State.CREATED, State.RUNNING, State.EXITED]
+    runtime = CRI(containerd.socket, poll_seconds=0.05, timeout_seconds=SECONDS)
+    async with watched(runtime.watch) as changes:
+        await asyncio.wait_for(changes.get(), SECONDS)
+        container = await asyncio.to_thread(pod.create, "one")
+        await until(State.CREATED)
+        await asyncio.to_thread(pod.start, container)
+        await until(State.RUNNING)
+        await asyncio.to_thread(pod.stop, container)
+        await until(State.EXITED)
+    assert states == [State.CREATED, State.RUNNING, State.EXITED]
 
 
 def test_containers_survive_a_kill_of_containerd(containerd: Containerd) -> None:

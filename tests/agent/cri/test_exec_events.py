@@ -35,36 +35,32 @@ def enter(containerd: Containerd, key: str) -> None:
     containerd.call("ExecSync", request, api_pb2.ExecSyncResponse)
 
 
-def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
+async def test_each_exec_is_reported_with_its_pid(containerd: Containerd) -> None:
     """Short execs are reported too, each once, and the start of a container is not."""
     pod = containerd.run_pod("web", "uid-web")
     key = pod.create("main", FOREVER)
+    found: list[StartedExec] = []
+    is_reported = asyncio.Event()
 
-    async def scenario() -> list[StartedExec]:
-        found: list[StartedExec] = []
-        is_reported = asyncio.Event()
+    async def follow() -> None:
+        async for started in ContainerdExecs(containerd.socket).started():
+            found.append(started)
+            is_reported.set()
 
-        async def follow() -> None:
-            async for started in ContainerdExecs(containerd.socket).started():
-                found.append(started)
-                is_reported.set()
-
-        async with background(follow()):
-            await asyncio.to_thread(pod.start, key)
-            async with asyncio.timeout(100 + SECONDS_EACH * EXECS):
-                while not found:  # a subscription is not confirmed before its first event
-                    await asyncio.to_thread(enter, containerd, key)
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(is_reported.wait(), SECONDS_EACH)
-                before = len(found)
-                for _ in range(EXECS):
-                    await asyncio.to_thread(enter, containerd, key)
-                while len(found) < before + EXECS:
-                    is_reported.clear()
-                    await is_reported.wait()
-        return found[before:]
-
-    found = asyncio.run(scenario())
+    async with background(follow()):
+        await asyncio.to_thread(pod.start, key)
+        async with asyncio.timeout(100 + SECONDS_EACH * EXECS):
+            while not found:  # a subscription is not confirmed before its first event
+                await asyncio.to_thread(enter, containerd, key)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(is_reported.wait(), SECONDS_EACH)
+            before = len(found)
+            for _ in range(EXECS):
+                await asyncio.to_thread(enter, containerd, key)
+            while len(found) < before + EXECS:
+                is_reported.clear()
+                await is_reported.wait()
+    found = found[before:]
     assert len(found) == EXECS
     assert {started.container_id for started in found} == {key}
     assert len({started.pid for started in found}) == len(found)

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from agent.cri import listing_pb2 as pb
 from agent.cri.followed import MOST_OWNERS, FollowedList, OwnersInEvents
 from agent.cri.lists import ListedContainer, ListedSandbox
-from agent.cri.runtime import CRI
 from agent.interfaces import RuntimeChange
 from pinning.planning.observed import Owner, State
-from tests.agent.cri.fake_cri import FakeRuntime
 from tests.agent.cri.playing import INFO, SECONDS, play, watching
 
 CREATED, RUNNING, EXITED = pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING, pb.CONTAINER_EXITED
@@ -203,10 +201,9 @@ def test_owner_of_a_deleted_container_is_forgotten() -> None:
     assert (owners.get("1"), owners.get("2")) == (None, Owner("uid-a", "main"))
 
 
-def test_container_that_events_named_long_ago_is_looked_up_in_a_list(tmp_path: Path) -> None:
+async def test_container_that_events_named_long_ago_is_looked_up_in_a_list(tmp_path: Path) -> None:
     """An owner that was forgotten while lists failed costs one list with its id."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         assert fake.events is not None
         async with watching(runtime) as changes:
             fake.errors["ListContainers"] = (StatusCode.UNAVAILABLE, "busy")
@@ -219,13 +216,10 @@ def test_container_that_events_named_long_ago_is_looked_up_in_a_list(tmp_path: P
             assert (await runtime.owner("7"), fake.asked.total()) == (Owner("uid-7", "7"), 0)
             assert (await runtime.owner("one"), fake.asked["ListContainers"]) == (Owner("uid-one", "one"), 1)
 
-    play(tmp_path, scenario, events=True, poll_seconds=60)
 
-
-def test_events_replace_list_calls(tmp_path: Path) -> None:
+async def test_events_replace_list_calls(tmp_path: Path) -> None:
     """Once the list is current, a container from an event costs one status call and no list."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
@@ -246,13 +240,10 @@ def test_events_replace_list_calls(tmp_path: Path) -> None:
             assert fake.asked == {"ContainerStatus": 1}
             assert known == await runtime.containers()
 
-    play(tmp_path, scenario, events=True, poll_seconds=60)
 
-
-def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path) -> None:
+async def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path) -> None:
     """While events keep the list current, sandboxes are listed only if one of a listed container is unknown."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
@@ -267,13 +258,10 @@ def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path) -> No
             assert [container.id for container in await runtime.containers()] == ["one", "two"]
             assert fake.asked["ListPodSandbox"] == 1
 
-    play(tmp_path, scenario, events=True, poll_seconds=60)
 
-
-def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) -> None:
+async def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) -> None:
     """Events may be missed from then on, though the runtime still answers and nothing has changed yet."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
@@ -288,13 +276,10 @@ def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) -> None:
             assert (await runtime.known_containers(), runtime.changes()) == (None, None)
             assert fake.asked["Version"] == 0  # the next connection has not begun
 
-    play(tmp_path, scenario, events=True, poll_seconds=60)
 
-
-def test_poll_with_another_result_makes_the_list_stale(tmp_path: Path) -> None:
+async def test_poll_with_another_result_makes_the_list_stale(tmp_path: Path) -> None:
     """A container without an event is found by the poll, which makes the list stale."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True) as (fake, runtime):
         assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
@@ -304,8 +289,6 @@ def test_poll_with_another_result_makes_the_list_stale(tmp_path: Path) -> None:
             fake.add("two", INFO)
             await asyncio.wait_for(changes.acquire(), SECONDS)
             assert (await runtime.known_containers(), runtime.changes()) == (None, None)
-
-    play(tmp_path, scenario, events=True)
 
 
 CHANGES = st.lists(

@@ -19,12 +19,10 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from agent.cri.json_strings import string_sizes
-from agent.cri.runtime import CRI
 from agent.cri.statuses import container_environment
 from agent.errors import TooLarge
 from agent.grpc_calls import Fields
 from pinning.planning.observed import Owner
-from tests.agent.cri.fake_cri import FakeRuntime
 from tests.agent.cri.list_bounds import NOTES, check_bounds, cost
 from tests.agent.cri.playing import INFO, SECONDS, play, watching
 
@@ -108,35 +106,29 @@ def test_large_labels_and_environments_take_less_memory_than_one_list(tmp_path: 
     check_bounds(found)
 
 
-def test_list_above_the_limit_names_cause_and_remedy(tmp_path: Path) -> None:
+async def test_list_above_the_limit_names_cause_and_remedy(tmp_path: Path) -> None:
     """The error has the limit and says which objects to delete."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("one", INFO)
         fake.sandboxes[0].annotations["large"] = "x" * (17 << 20)
         with pytest.raises(TooLarge, match=r"ListPodSandbox: .* exceeds 16 MiB.* delete them"):
             await runtime.containers()
 
-    play(tmp_path, scenario)
 
-
-def test_status_above_the_limit_is_listed_without_details(tmp_path: Path) -> None:
+async def test_status_above_the_limit_is_listed_without_details(tmp_path: Path) -> None:
     """A container whose status exceeds 16 MiB is listed without a pid, and its status is requested once."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("large", INFO | {"config": "x" * (17 << 20)})
         fake.add("small", INFO)
         for _ in range(3):
             found = {container.name: container for container in await runtime.containers()}
             assert (found["large"].pid, found["small"].pid) == (0, 42)
+    assert fake.asked["ContainerStatus"] == 2
 
-    assert play(tmp_path, scenario).asked["ContainerStatus"] == 2
 
-
-def test_event_above_the_limit_is_a_change_and_no_more(tmp_path: Path) -> None:
+async def test_event_above_the_limit_is_a_change_and_no_more(tmp_path: Path) -> None:
     """An event above 1 MiB is reported as a change; the client reconnects and follows later events."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path, events=True) as (fake, runtime):
         assert fake.events is not None
         fake.padding = {"x": "x" * (2 << 20)}
         async with watching(runtime) as changes:
@@ -149,8 +141,6 @@ def test_event_above_the_limit_is_a_change_and_no_more(tmp_path: Path) -> None:
             fake.events.put_nowait("small")
             await asyncio.wait_for(changes.acquire(), SECONDS)
             assert await runtime.owner("small") == Owner("uid-small", "small")
-
-    play(tmp_path, scenario, events=True)
 
 
 MANY = [f"{number:x}=" for number in range(580_000)]  # as many as a status of 16 MiB holds in spec and config
@@ -237,21 +227,16 @@ class Held:
         yield Fields(self, len(self._left))  # type: ignore[arg-type] # it reads as an exchange does
 
 
-def test_loop_gets_its_turn_while_an_environment_is_counted() -> None:
+async def test_loop_gets_its_turn_while_an_environment_is_counted() -> None:
     """The event loop runs other tasks after each of the hundreds of parts."""
     strings = as_go_writes(MANY)
     parts = len(list(string_sizes(Raw(strings))))
     info = b'{"runtimeSpec":{"process":{"env":%b}}}' % strings
     answer = api_pb2.ContainerStatusResponse(info={"info": info.decode()}).SerializeToString()
     calls: Any = Held(answer)
-
-    async def count() -> tuple[int, int]:
-        counting, turns = asyncio.create_task(container_environment(calls, "id")), 0
-        while not counting.done():
-            await asyncio.sleep(0)
-            turns += 1
-        return counting.result(), turns
-
-    size, turns = asyncio.run(count())
-    assert size == sum(map(len, MANY))
+    counting, turns = asyncio.create_task(container_environment(calls, "id")), 0
+    while not counting.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert counting.result() == sum(map(len, MANY))
     assert turns >= parts > 200

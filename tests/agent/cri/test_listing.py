@@ -11,9 +11,7 @@ import pytest
 from cri_api.v1 import api_pb2
 
 from agent.cri import listing_pb2
-from agent.cri.runtime import CRI
 from agent.interfaces import RuntimeSandbox
-from tests.agent.cri.fake_cri import FakeRuntime
 from tests.agent.cri.playing import INFO, SECONDS, play, watching
 
 NAMES = {
@@ -75,12 +73,11 @@ def test_states_are_those_of_cri(ours: str, published: str) -> None:
     }
 
 
-def test_virtual_machines_are_listed(tmp_path: Path) -> None:
+async def test_virtual_machines_are_listed(tmp_path: Path) -> None:
     """A machine is listed before its first container, with pid, cgroup and quota as far as reported."""
     of_sandbox = {"pid": 0, "runtimeSpec": {"linux": {"cgroupsPath": "/kubepods/pod1/s-vm"}}}
     limited = INFO | {"runtimeSpec": {"linux": {"resources": {"cpu": {"quota": 50000}}}}}
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("one", INFO)
         fake.add("vm", limited, handler="kata-qemu")
         fake.infos["s-vm"] = of_sandbox
@@ -103,20 +100,16 @@ def test_virtual_machines_are_listed(tmp_path: Path) -> None:
         fake.sandboxes[-1].state = api_pb2.SANDBOX_NOTREADY
         await runtime.containers()
         assert runtime.sandboxes() == ()
+    assert fake.asked["PodSandboxStatus"] == 2
 
-    assert play(tmp_path, scenario).asked["PodSandboxStatus"] == 2
 
-
-def test_virtual_machine_of_another_handler_is_known_by_its_containers(tmp_path: Path) -> None:
+async def test_virtual_machine_of_another_handler_is_known_by_its_containers(tmp_path: Path) -> None:
     """A handler with an unknown name is recognized by the shim of its containers."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("vm", INFO | {"runtimeType": "io.containerd.kata.v2"}, handler="secure")
         (container,) = await runtime.containers()
         assert container.sandbox == "s-vm"
         assert [(machine.id, machine.pid) for machine in runtime.sandboxes()] == [("s-vm", 42)]
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -126,29 +119,23 @@ def test_virtual_machine_of_another_handler_is_known_by_its_containers(tmp_path:
         pytest.param(grpc.StatusCode.INTERNAL, ["s-vm"], id="cannot-tell"),
     ],
 )
-def test_failed_sandbox_status_does_not_fail_the_list(
+async def test_failed_sandbox_status_does_not_fail_the_list(
     tmp_path: Path, error: grpc.StatusCode, ids: list[str]
 ) -> None:
     """A removed machine is left out, and one whose status fails is listed without details."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("vm", INFO, handler="kata")
         fake.errors["PodSandboxStatus"] = (error, "broken")
         assert len(await runtime.containers()) == 1
         assert [machine.id for machine in runtime.sandboxes()] == ids
 
-    play(tmp_path, scenario)
 
-
-def test_new_virtual_machine_is_a_change(tmp_path: Path) -> None:
+async def test_new_virtual_machine_is_a_change(tmp_path: Path) -> None:
     """A new machine is reported by polling, because its threads run before its first container exists."""
-
-    async def scenario(fake: FakeRuntime, runtime: CRI) -> None:
+    async with play(tmp_path) as (fake, runtime):
         fake.add("one", INFO)
         await runtime.containers()
         async with watching(runtime) as changes:
             fake.add("vm", INFO, handler="kata")
             fake.containers.pop()
             await asyncio.wait_for(changes.acquire(), SECONDS)
-
-    play(tmp_path, scenario)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -154,26 +154,18 @@ class Node:
         return found
 
 
-def on(
-    tmp_path: Path,
-    use: Callable[[Node], Awaitable[None]],
-    cpus: int = 8,
-    files_seconds: float = FILES_SECONDS,
-    leftover_seconds: float = 0.01,
-) -> Node:
-    """Run a test with a driver."""
+@asynccontextmanager
+async def driver_at(
+    tmp_path: Path, cpus: int = 8, files_seconds: float = FILES_SECONDS, leftover_seconds: float = 0.01
+) -> AsyncIterator[Node]:
+    """Run a node's driver beside the block."""
     node = Node(tmp_path, cpus, files_seconds, leftover_seconds)
-
-    async def run() -> None:
-        node.run_pass()
-        async with background(node.driver.run(node.request_pass)):
-            while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
-                await asyncio.sleep(0)
-            async with asyncio.timeout(60):
-                await use(node)
-
-    asyncio.run(run())
-    return node
+    node.run_pass()
+    async with background(node.driver.run(node.request_pass)):
+        while not (node.root / "plugins_registry/cpu.corepin.io-reg.sock").exists():
+            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            yield node
 
 
 def pod(uid: str, *names: str) -> SeenPod:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.dra.book import ClaimBook
@@ -14,7 +15,7 @@ from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, uid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from pinning.planning.observed import SeenPod
 
@@ -51,12 +52,9 @@ class ReadingNode(Generic[Api]):
             await asyncio.sleep(0.001)
         return virtual_time.now() - begun
 
-    def play(self, use: Callable[[ReadingNode[Api]], Awaitable[None]], *pods: SeenPod) -> None:
-        """Run a test while the claims of these pods are read."""
-
-        async def working() -> None:
-            async with background(self.claims.run(self.request_pass)):
-                self.show(*pods)
-                await use(self)
-
-        virtual_time.run(working())
+    @asynccontextmanager
+    async def reading(self, *pods: SeenPod) -> AsyncIterator[ReadingNode[Api]]:
+        """Read the claims of these pods beside the block."""
+        async with background(self.claims.run(self.request_pass)):
+            self.show(*pods)
+            yield self

@@ -17,7 +17,7 @@ from agent.dra.cdi import CDIFiles
 from agent.dra.plugin import FILES_AT_ONCE, MOST_CLAIMS
 from apiserver.errors import Refused, Unavailable
 from pinning.dra.claims import BadClaim, ClaimGrant, DeviceClaim
-from tests.agent.dra.driver_node import Node, on
+from tests.agent.dra.driver_node import Node, driver_at
 from tests.agent.fakes import TURNS
 from tests.environments.waiting import background
 from tests.pinning.dra.claiming import document, result, uid_of
@@ -39,10 +39,9 @@ async def unprepare(node: Node, *claims: dra.Claim) -> Any:
     return answer.claims
 
 
-def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> None:
+async def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> None:
     """A claim named twice in one call, and in concurrent calls, is prepared once and gets equal answers."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1, 1)
         answers = await asyncio.gather(*(prepare(node, X, X) for _ in range(4)))
         assert {answer[uid_of("x")].SerializeToString() for answer in answers} == {
@@ -54,16 +53,13 @@ def test_claim_that_is_asked_for_many_times_is_prepared_once(tmp_path: Path) -> 
         assert {answer[uid_of("x")].error for answer in given_back} == {""}
         assert (node.files(), dict(node.ledger.claims)) == ({}, {})
 
-    on(tmp_path, use)
 
-
-def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
+async def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
     """Claims above the limit are refused.
 
     Without an answer for each claim the kubelet would take the whole call for failed.
     """
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         claims = [
             dra.Claim(namespace="test", uid=uid_of(f"c{at:04}"), name=f"c{at:04}") for at in range(1000)
         ]
@@ -78,20 +74,15 @@ def test_every_claim_of_a_large_call_has_an_answer(tmp_path: Path) -> None:
         back = (await plugin._unprepare(dra.NodeUnprepareResourcesRequest(claims=claims))).claims
         assert [bool(back[claim.uid].error) for claim in claims] == [at >= MOST_CLAIMS for at in range(1000)]
 
-    on(tmp_path, use)
-
 
 @pytest.mark.parametrize("uid", ["", "../x", "x\0y", "u" * 5000, "A" + uid_of("x")[1:]])
-def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> None:
+async def test_uid_that_no_api_server_gives_is_refused(tmp_path: Path, uid: str) -> None:
     """Prepare of an invalid uid is refused, so that no path contains it; its Unprepare succeeds."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         claim = dra.Claim(namespace="test", uid=uid, name="x")
         assert "is not a uid" in (await prepare(node, claim))[uid].error
         assert (await unprepare(node, claim))[uid].error == ""
         assert node.api.requests == []
-
-    on(tmp_path, use)
 
 
 class SlowFiles(CDIFiles):
@@ -108,10 +99,9 @@ class SlowFiles(CDIFiles):
         return super().write(grant)
 
 
-def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path) -> None:
+async def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path) -> None:
     """A write that is delayed by the disk until after Unprepare does not restore the claim's file."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         files = node.driver.plugin._files = SlowFiles(node.cdi)
         async with background(prepare(node, X)):
@@ -123,8 +113,6 @@ def test_write_of_a_cancelled_prepare_does_not_bring_a_file_back(tmp_path: Path)
         assert (await giving_back)[X.uid].error == ""
         assert node.files() == {}
         assert not node.driver.plugin._writing
-
-    on(tmp_path, use)
 
 
 class CountingThreads(ThreadPoolExecutor):
@@ -145,10 +133,9 @@ class CountingThreads(ThreadPoolExecutor):
         self.running -= 1
 
 
-def test_few_files_are_written_at_once(tmp_path: Path) -> None:
+async def test_few_files_are_written_at_once(tmp_path: Path) -> None:
     """A pod with many claims does not start many threads, each of which would keep memory."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, cpus=3 * FILES_AT_ONCE) as node:
         names = [f"c{number}" for number in range(3 * FILES_AT_ONCE)]
         for name in names:
             node.add(name, 1)
@@ -164,16 +151,13 @@ def test_few_files_are_written_at_once(tmp_path: Path) -> None:
         files.go_on.set()
         assert {len(it.devices) for it in (await preparing).values()} == {1}
 
-    on(tmp_path, use, cpus=3 * FILES_AT_ONCE)
-
 
 UID = uid_of("x")
 
 
-def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
+async def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
     """The answer, the ledger and the CDI file have the requests and CPUs of the new allocation."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         assert len((await node.prepare("x"))["x"].devices) == 1
         node.add("x", 1, 1)
@@ -182,20 +166,15 @@ def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
         (written,) = node.files().values()
         assert [device["name"] for device in written["devices"]] == [f"claim-{UID}-r0", f"claim-{UID}-r1"]
 
-    on(tmp_path, use, leftover_seconds=60.0)
 
-
-def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
+async def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
     """The answer has the share id of the present allocation, with which the kubelet compares it."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         node.api.claims["x"] = document(result("1", request="r0", shareID="s-2"), uid=UID)
         (device,) = (await node.prepare("x"))["x"].devices
         assert device.share_id == "s-2"
-
-    on(tmp_path, use, leftover_seconds=60.0)
 
 
 def deallocated(node: Node) -> None:
@@ -209,19 +188,16 @@ def elsewhere(node: Node) -> None:
 
 
 @pytest.mark.parametrize("change", [deallocated, elsewhere])
-def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
+async def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
     tmp_path: Path, change: Callable[[Node], None]
 ) -> None:
     """A claim that is reallocated without CPUs of this node is prepared without devices, not with its earlier CPUs."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         change(node)
         answer = (await node.prepare("x"))["x"]
         assert (len(answer.devices), answer.error) == (0, "")
-
-    on(tmp_path, use, leftover_seconds=60.0)
 
 
 @pytest.mark.parametrize(
@@ -232,12 +208,11 @@ def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
         (Refused("403: forbidden"), 40.0, "cannot be read"),
     ],
 )
-def test_prepare_is_refused_while_the_allocation_is_not_known(
+async def test_prepare_is_refused_while_the_allocation_is_not_known(
     tmp_path: Path, problem: Exception, seconds: float, reason: str
 ) -> None:
     """If the present allocation cannot be read, Prepare is refused, because the ledger's CPUs may be outdated."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         node.api.problem = problem
@@ -245,8 +220,6 @@ def test_prepare_is_refused_while_the_allocation_is_not_known(
         answer = (await node.prepare("x"))["x"]
         assert len(answer.devices) == 0
         assert re.search(reason, answer.error)
-
-    on(tmp_path, use, leftover_seconds=60.0)
 
 
 class AnewDuringRead:
@@ -265,10 +238,9 @@ class AnewDuringRead:
         return None
 
 
-def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path) -> None:
+async def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path) -> None:
     """A stale read of a claim that was prepared in the meantime does not release its CPUs."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         looking = AnewDuringRead(node)
@@ -277,13 +249,10 @@ def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path
         assert looking.reads >= 1
         assert node.driver.book.prepared(UID)
 
-    on(tmp_path, use, leftover_seconds=60.0)
 
-
-def test_prepare_waits_for_the_pods_of_the_allocation_before(tmp_path: Path) -> None:
+async def test_prepare_waits_for_the_pods_of_the_allocation_before(tmp_path: Path) -> None:
     """While passes keep the CPUs for pods of the earlier allocation, Prepare is refused with their reason."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         node.add("x", 1, 1)
@@ -295,5 +264,3 @@ def test_prepare_waits_for_the_pods_of_the_allocation_before(tmp_path: Path) -> 
             assert error
         await asyncio.sleep(0)
         assert len(node.ledger.claims[UID].claim.parts) == 1
-
-    on(tmp_path, use, leftover_seconds=60.0)

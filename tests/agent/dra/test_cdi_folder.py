@@ -14,7 +14,7 @@ import pytest
 from pinning.dra.claims import ClaimGrant
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.ledger import Ledger
-from tests.agent.dra.driver_node import Node, on, pod
+from tests.agent.dra.driver_node import driver_at, pod
 from tests.pinning.dra.claiming import claim, uid_of
 
 NAME = f"corepin.io-cpu_claim-{uid_of('x')}.json"
@@ -54,12 +54,11 @@ def make_read_only(folder: Path) -> None:
     [(make_full, "No space left on device"), (make_read_only, "Read-only file system")],
     ids=["full", "read-only"],
 )
-def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
+async def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
     tmp_path: Path, small: Path, spoil: Callable[[Path], None], text: str
 ) -> None:
     """Prepare fails with the folder's error, leaves no partial file, and succeeds on a retry once there is room."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         spoil(small)
         error = (await node.prepare("x"))["x"].error
@@ -73,13 +72,10 @@ def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
         assert len((await node.prepare("x"))["x"].devices) == 1
         assert [path.name for path in small.iterdir()] == [NAME]
 
-    on(tmp_path, use)
 
-
-def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> None:
+async def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> None:
     """Unprepare fails while the CDI file cannot be deleted, because the file would name the next owner's CPUs."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         await node.prepare("x")
         make_read_only(small)
@@ -88,13 +84,10 @@ def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> 
         assert await node.unprepare("x") == ""
         assert not list(small.iterdir())
 
-    on(tmp_path, use)
 
-
-def test_missing_folder_is_made(tmp_path: Path) -> None:
+async def test_missing_folder_is_made(tmp_path: Path) -> None:
     """Prepare creates a missing CDI folder, because the node may have no other DRA driver."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         assert not node.cdi.exists()
         assert len((await node.prepare("x"))["x"].devices) == 1
@@ -102,15 +95,12 @@ def test_missing_folder_is_made(tmp_path: Path) -> None:
         node.cdi.rmdir()
         assert await node.unprepare("x") == ""
 
-    on(tmp_path, use)
-
 
 @pytest.mark.parametrize("name", [NAME, f".{NAME}.new"])
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
-def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: str, kind: str) -> None:
+async def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: str, kind: str) -> None:
     """Afterwards the folder has the agent's content, and the target of a link is unchanged."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         node.cdi.mkdir()
         target = tmp_path / "target"
@@ -126,16 +116,13 @@ def test_file_of_our_name_by_another_program_is_replaced(tmp_path: Path, name: s
         assert written["devices"][0]["containerEdits"]["env"] == [f"DRA_CPUSET_{uid_of('x')}=0"]
         assert not target.exists() or target.read_text() == "theirs"
 
-    on(tmp_path, use)
-
 
 @pytest.mark.parametrize("kind", ["deleted", "changed", "folder deleted"])
-def test_file_of_a_prepared_claim_is_written_again(
+async def test_file_of_a_prepared_claim_is_written_again(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A lost or changed file of a prepared claim is restored, because a restarted container gets no new Prepare."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, files_seconds=0.001) as node:
         node.add("x", 1)
         await node.prepare("x")
         path = node.cdi / NAME
@@ -151,18 +138,15 @@ def test_file_of_a_prepared_claim_is_written_again(
             await asyncio.sleep(0.001)
         assert await node.unprepare("x") == ""
         assert node.files() == {}
-
-    node = on(tmp_path, use, files_seconds=0.001)
     assert node.files() == {}
     assert "CDI file written again" in [it.message for it in caplog.records]
 
 
-def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
+async def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While containers use an unprepared claim its file is restored; a pass that releases the claim deletes it."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, files_seconds=0.001, leftover_seconds=60.0) as node:
         node.add("x", 1)
         await node.prepare("x")
         node.in_use.add(uid_of("x"))
@@ -177,15 +161,12 @@ def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
         assert not node.ledger.claims
         while path.exists():
             await asyncio.sleep(0.001)
-
-    on(tmp_path, use, files_seconds=0.001, leftover_seconds=60.0)
     assert "claim unprepared while in use" in [it.message for it in caplog.records]
 
 
-def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> None:
+async def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> None:
     """Files of an earlier agent are kept until the first pass, because they may replace a lost checkpoint."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         await node.prepare("x")
         node.driver.book.grants = None
@@ -202,10 +183,8 @@ def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> 
             await node.driver._keep_files()
         assert list(node.files()) == [NAME]
 
-    on(tmp_path, use)
 
-
-def test_file_that_cannot_be_written_is_tried_again(
+async def test_file_that_cannot_be_written_is_tried_again(
     tmp_path: Path, small: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An agent that starts with a full folder retries the write, and logs the reason once."""
@@ -215,7 +194,7 @@ def test_file_that_cannot_be_written_is_tried_again(
     def tries() -> int:
         return [it.message for it in caplog.records].count("CDI files not written")
 
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, files_seconds=0.001) as node:
         node.pods = [pod("a", "x")]
         node.ledger = Ledger().grant(grant)
         node.run_pass()
@@ -225,6 +204,4 @@ def test_file_that_cannot_be_written_is_tried_again(
         make_writable_again(small)
         while not (small / NAME).exists():
             await asyncio.sleep(0.001)
-
-    on(tmp_path, use, files_seconds=0.001)
     assert tries() == 1

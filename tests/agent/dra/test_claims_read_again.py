@@ -14,7 +14,7 @@ from agent.dra.read_limit import BYTES_A_SECOND
 from agent.dra.reader import UNREAD_BYTES, ClaimReader
 from apiserver.errors import Unavailable
 from tests.agent import virtual_time
-from tests.agent.dra.driver_node import FakeApi, Node, many, on, pod
+from tests.agent.dra.driver_node import FakeApi, driver_at, many, pod
 from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
@@ -88,28 +88,24 @@ class Reads:
     ],
     ids=["missing", "unallocated", "of another node", "unserved", "unreadable"],
 )
-def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) -> None:
+async def test_claim_without_cpus_is_read_until_it_has_some(first: Any, problem: str) -> None:
     """A claim without CPUs is read until the scheduler has allocated some; then a pass is requested."""
-
-    async def run() -> None:
-        node = Reads(first)
-        node.pods.follow([pod("a", "x")])
-        async with background(node.pods.run(node.passed)):
-            await node.until(lambda: node.slept)
-            assert node.pods.read == {(*KEY, "a")}
-            assert node.pods.problems == ({KEY: problem} if problem else {})
-            before = node.passes
-            node.api.claims["x"] = allocated()
-            node.go_on.set()
-            await node.until(lambda: node.pods.known)
-            await node.until(lambda: node.passes > before)
-            assert node.pods.problems == {}
-            requests = len(node.api.requests)
-            for _ in range(50):
-                await asyncio.sleep(0)
-            assert len(node.api.requests) == requests == 2
-
-    asyncio.run(run())
+    node = Reads(first)
+    node.pods.follow([pod("a", "x")])
+    async with background(node.pods.run(node.passed)):
+        await node.until(lambda: node.slept)
+        assert node.pods.read == {(*KEY, "a")}
+        assert node.pods.problems == ({KEY: problem} if problem else {})
+        before = node.passes
+        node.api.claims["x"] = allocated()
+        node.go_on.set()
+        await node.until(lambda: node.pods.known)
+        await node.until(lambda: node.passes > before)
+        assert node.pods.problems == {}
+        requests = len(node.api.requests)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(node.api.requests) == requests == 2
 
 
 def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
@@ -133,19 +129,15 @@ def test_reason_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
+async def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
     """A namespace whose pods name claims that do not exist causes at most five repeated reads a second."""
-
-    async def run() -> None:
-        node = Reads()
-        pods = many("noisy", 20)
-        node.pods.follow(pods)
-        async with background(node.pods.run(node.passed)):
-            await node.until(lambda: len(node.slept) == 640)
-            assert max(node.slept) == pytest.approx(640 * (EACH_SECONDS + UNREAD_BYTES / BYTES_A_SECOND))
-            assert min(node.slept) >= 0.5
-
-    asyncio.run(run())
+    node = Reads()
+    pods = many("noisy", 20)
+    node.pods.follow(pods)
+    async with background(node.pods.run(node.passed)):
+        await node.until(lambda: len(node.slept) == 640)
+        assert max(node.slept) == pytest.approx(640 * (EACH_SECONDS + UNREAD_BYTES / BYTES_A_SECOND))
+        assert min(node.slept) >= 0.5
 
 
 def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
@@ -167,54 +159,45 @@ def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
     virtual_time.run(run())
 
 
-def test_size_of_a_claim_is_that_of_its_last_read() -> None:
+async def test_size_of_a_claim_is_that_of_its_last_read() -> None:
     """A claim's size is that of its last read; a claim that was not read, or was deleted, counts as a usual one."""
-
-    async def run() -> None:
-        node = Reads(unallocated())
-        reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
-        assert reader.size("test", "x") == UNREAD_BYTES
-        await reader.read("test", "x")
-        assert 0 < reader.size("test", "x") < UNREAD_BYTES
-        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
-        await reader.read("test", "x")
-        assert reader.size("test", "x") > 10_000
-        assert reader.size("other", "x") == UNREAD_BYTES
-        del node.api.claims["x"]
-        await reader.read("test", "x")
-        assert reader.size("test", "x") == UNREAD_BYTES
-        assert not reader._sizes
-
-    asyncio.run(run())
+    node = Reads(unallocated())
+    reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
+    assert reader.size("test", "x") == UNREAD_BYTES
+    await reader.read("test", "x")
+    assert 0 < reader.size("test", "x") < UNREAD_BYTES
+    node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
+    await reader.read("test", "x")
+    assert reader.size("test", "x") > 10_000
+    assert reader.size("other", "x") == UNREAD_BYTES
+    del node.api.claims["x"]
+    await reader.read("test", "x")
+    assert reader.size("test", "x") == UNREAD_BYTES
+    assert not reader._sizes
 
 
-def test_sizes_of_all_claims_of_a_full_node_are_known() -> None:
+async def test_sizes_of_all_claims_of_a_full_node_are_known() -> None:
     """The size of a large claim stays known after reads for 250 pods with 32 claims each, and until no pod names it."""
-
-    async def run() -> None:
-        node = Reads()
-        pods = [pod("a", "x"), *many("noisy", 250)]
-        node.api.claims = {name: unallocated() for it in pods for name in it.claim_names}
-        node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
-        reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
-        claims = PodClaims(reader)
-        claims.follow(pods)
-        for it in pods:
-            for name in it.claim_names:
-                await reader.read(it.namespace, name)
-        claims.follow(pods)
-        assert (len(reader._sizes), reader.size("test", "x") > 10_000) == (8001, True)
-        claims.follow(pods[1:2])
-        assert len(reader._sizes) == 32
-        assert reader.size("test", "x") == UNREAD_BYTES
-
-    asyncio.run(run())
+    node = Reads()
+    pods = [pod("a", "x"), *many("noisy", 250)]
+    node.api.claims = {name: unallocated() for it in pods for name in it.claim_names}
+    node.api.claims["x"]["metadata"]["annotations"] = {"filler": "x" * 10_000}
+    reader = ClaimReader(node.api, NODE)  # type: ignore[arg-type]
+    claims = PodClaims(reader)
+    claims.follow(pods)
+    for it in pods:
+        for name in it.claim_names:
+            await reader.read(it.namespace, name)
+    claims.follow(pods)
+    assert (len(reader._sizes), reader.size("test", "x") > 10_000) == (8001, True)
+    claims.follow(pods[1:2])
+    assert len(reader._sizes) == 32
+    assert reader.size("test", "x") == UNREAD_BYTES
 
 
-def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path: Path) -> None:
+async def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path: Path) -> None:
     """An unregistered driver reads reservations of prepared claims, because their new pods get no Prepare."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.add("x", 1)
         node.add("y", 1)
         node.pods = [pod("a", "x")]
@@ -230,18 +213,13 @@ def test_pod_joins_a_prepared_claim_while_the_driver_is_not_registered(tmp_path:
         known = node.driver.seen(node.pods, ()).known
         assert {uid: sorted(it.pods) for uid, it in known.items()} == {UID: ["a", "b"]}
 
-    on(tmp_path, use)
 
-
-def test_reason_of_an_api_server_that_does_not_answer_reaches_passes(tmp_path: Path) -> None:
+async def test_reason_of_an_api_server_that_does_not_answer_reaches_passes(tmp_path: Path) -> None:
     """If the API server does not answer, passes get this reason for the unknown claims."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path) as node:
         node.driver._pods._patience = 0.01
         node.api.problem = Unavailable("down")
         node.pods = [pod("a", "x")]
         while not (found := node.driver.seen(node.pods, ()).problems):
             await asyncio.sleep(0.001)
         assert found == {KEY: "the API server does not answer"}
-
-    on(tmp_path, use)

@@ -48,27 +48,21 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [vars(it)["facts"] for it in caplog.records if it.message == "claims left"]
 
 
-def test_reset_ends_when_the_last_claim_is_given_back(
+async def test_reset_ends_when_the_last_claim_is_given_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reset waits for held claims and for refused ones whose pods remain, and logs which claims are left."""
-
-    async def run() -> None:
-        node = Closing(tmp_path, "x")
-        resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
-        await node.is_reset.wait()
-        refused = (await node.prepare("y"))["y"]
-        assert refused.error.startswith(
-            "claim test/y: corepin is being removed from this node: delete the pod"
-        )
-        assert await node.unprepare("x") == ""
-        assert node.files() == {}
-        assert not resetting.done()
-        assert await node.unprepare("y") == ""
-        node.is_answered.set()
-        await resetting
-
-    asyncio.run(run())
+    node = Closing(tmp_path, "x")
+    resetting = asyncio.create_task(node.closing.serve_during(node.reset()))
+    await node.is_reset.wait()
+    refused = (await node.prepare("y"))["y"]
+    assert refused.error.startswith("claim test/y: corepin is being removed from this node: delete the pod")
+    assert await node.unprepare("x") == ""
+    assert node.files() == {}
+    assert not resetting.done()
+    assert await node.unprepare("y") == ""
+    node.is_answered.set()
+    await resetting
     assert messages(caplog)[0] == {"claims": 1, "of": "test/x", "remedy": "delete the pods that name them"}
 
 
@@ -119,21 +113,19 @@ class GivenBackMeanwhile(FakeApi):
         raise AssertionError
 
 
-def test_reset_does_not_wait_for_a_silent_api_server_when_all_claims_are_given_back(tmp_path: Path) -> None:
+async def test_reset_does_not_wait_for_a_silent_api_server_when_all_claims_are_given_back(
+    tmp_path: Path,
+) -> None:
     """The API server gets no request for claims that were given back, and a request without an answer is cancelled."""
-
-    async def run() -> list[str]:
-        api = GivenBackMeanwhile()
-        node = api.node = Closing(tmp_path, "x", "y", "z", api=api, look_seconds=0.01)
-        node.is_answered.set()
-        async with asyncio.timeout(60):
-            await node.closing.serve_during(node.reset())
-        return api.requests
-
-    assert asyncio.run(run()) == ["x", "z"]
+    api = GivenBackMeanwhile()
+    node = api.node = Closing(tmp_path, "x", "y", "z", api=api, look_seconds=0.01)
+    node.is_answered.set()
+    async with asyncio.timeout(60):
+        await node.closing.serve_during(node.reset())
+    assert api.requests == ["x", "z"]
 
 
-def test_file_that_cannot_be_deleted_does_not_end_the_reset(
+async def test_file_that_cannot_be_deleted_does_not_end_the_reset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log names the claim, and the reset continues with the others."""
@@ -143,12 +135,8 @@ def test_file_that_cannot_be_deleted_does_not_end_the_reset(
 
     monkeypatch.setattr(CDIFiles, "remove", remove)
     node = Closing(tmp_path, "x", "y", look_seconds=0.01)
-
-    async def run() -> None:
-        node.is_answered.set()
-        await node.closing.serve_during(node.reset())
-
-    asyncio.run(run())
+    node.is_answered.set()
+    await node.closing.serve_during(node.reset())
     failed = [vars(it)["facts"] for it in caplog.records if it.message == "CDI file not deleted"]
     assert failed == [{"claim": f"test/{name}", "reason": uid_of(name)} for name in ("x", "y")]
 

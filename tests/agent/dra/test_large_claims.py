@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pinning.planning.observed import SeenPod
+
+pytestmark = pytest.mark.virtual_time
 
 PODS, EACH_SECONDS, LIFE_SECONDS, SIZE = 1000, 0.1, 2.0, 250_000
 
@@ -83,15 +87,12 @@ class Churn:
             await asyncio.sleep(EACH_SECONDS)
 
 
-def run(use: Callable[[Churn], Any]) -> None:
-    """Run a test beside the claim reader, in virtual time."""
-
-    async def working() -> None:
-        node = Churn()
-        async with background(node.claims.run(lambda: None)):
-            await use(node)
-
-    virtual_time.run(working())
+@asynccontextmanager
+async def churning() -> AsyncIterator[Churn]:
+    """Run the claim reader beside the block."""
+    node = Churn()
+    async with background(node.claims.run(lambda: None)):
+        yield node
 
 
 def most_reads(seconds: float, size: int = SIZE) -> float:
@@ -99,46 +100,36 @@ def most_reads(seconds: float, size: int = SIZE) -> float:
     return (BURST_BYTES + 2 * BYTES_A_SECOND * seconds) / size + 1
 
 
-def test_pods_with_claims_of_their_own_are_read_at_the_limit() -> None:
+async def test_pods_with_claims_of_their_own_are_read_at_the_limit() -> None:
     """Reads for 1,000 pods in 100 seconds, each with its own claim of 250 kB, stay within the rate limit."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {f"n{number}": large(f"n{number}") for number in range(PODS)}
         await node.come_and_go(lambda number: noisy(f"n{number}"))
         assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS)
 
-    run(use)
 
-
-def test_many_small_claims_are_read_at_the_limit() -> None:
+async def test_many_small_claims_are_read_at_the_limit() -> None:
     """Reads for 1,000 pods that come and go, each with 16 claims of 60 kB, stay within the rate limit in bytes."""
     names = [f"n{number}" for number in range(16)]
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {name: claim_of(name, 60_000) for name in names}
         await node.come_and_go(
             lambda number: replace(noisy("n0"), uid=f"n{number}", claim_names=frozenset(names))
         )
         assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS, 60_000)
 
-    run(use)
 
-
-def test_pods_of_one_claim_are_read_at_the_limit() -> None:
+async def test_pods_of_one_claim_are_read_at_the_limit() -> None:
     """Reads of one claim, one for each pod that names it, stay within the rate limit."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {"x": large("x")}
         await node.come_and_go(lambda number: replace(noisy("x"), uid=f"n{number}"))
         assert 100 < node.read_of("noisy") <= most_reads(PODS * EACH_SECONDS)
 
-    run(use)
 
-
-def test_claims_of_others_are_read_at_once() -> None:
+async def test_claims_of_others_are_read_at_once() -> None:
     """While one namespace is rate-limited, the claims of a pod in another one are read at once."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         names = [f"n{number}" for number in range(100)]
         node.api.claims = {name: large(name) for name in names} | {
             "y": document(result("2"), uid=uid_of("y"))
@@ -152,13 +143,10 @@ def test_claims_of_others_are_read_at_once() -> None:
             await asyncio.sleep(0)
         assert virtual_time.now() - before < 0.01
 
-    run(use)
 
-
-def test_pods_that_stay_are_all_read() -> None:
+async def test_pods_that_stay_are_all_read() -> None:
     """Claims of a namespace beyond the burst are read later, at 256 KiB a second."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         names = [f"n{number}" for number in range(100)]
         node.api.claims = {name: large(name) for name in names}
         node.show([noisy(name) for name in names])
@@ -167,13 +155,10 @@ def test_pods_that_stay_are_all_read() -> None:
         wanted = (len(names) * SIZE - BURST_BYTES) / BYTES_A_SECOND
         assert wanted - 2 < virtual_time.now() < wanted + 2
 
-    run(use)
 
-
-def test_pods_that_come_while_a_namespace_waits_are_read_without_a_pass() -> None:
+async def test_pods_that_come_while_a_namespace_waits_are_read_without_a_pass() -> None:
     """A pod that appears after all earlier claims were read is read without waiting for a pass."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         names = [f"n{number}" for number in range(BURST_BYTES // SIZE + 2)]
         node.api.claims = {name: large(name) for name in names}
         node.show([noisy(name) for name in names[:-1]])
@@ -182,8 +167,6 @@ def test_pods_that_come_while_a_namespace_waits_are_read_without_a_pass() -> Non
         node.show([noisy(name) for name in names])
         await asyncio.sleep(2)
         assert len(node.claims.read) == len(names)
-
-    run(use)
 
 
 def test_waiting_namespaces_cause_no_passes() -> None:
@@ -232,10 +215,9 @@ def test_small_claims_above_the_burst_share_passes() -> None:
     virtual_time.run(use(Churn()))
 
 
-def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:
+async def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:
     """Reads for Prepares that fail once a second for each of 20 pods stay within the rate limit, as users may change pods."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {f"n{number}": unserved(f"n{number}") for number in range(20)}
         for _ in range(60):
             for name in node.api.claims:
@@ -244,13 +226,10 @@ def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:
         first_reads = 20 * SIZE  # their sizes are not known before
         assert 50 < node.read_of("noisy") <= most_reads(60) + first_reads / SIZE
 
-    run(use)
 
-
-def test_prepare_says_that_its_namespace_is_limited() -> None:
+async def test_prepare_says_that_its_namespace_is_limited() -> None:
     """A Prepare that waits for the rate limit of its namespace fails with this reason; one of another is read at once."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {"x": unserved("x")}
         node.book._reader.prepare_limit.charge(
             "noisy", BURST_BYTES + 2 * round(WAIT_SECONDS) * BYTES_A_SECOND
@@ -263,13 +242,10 @@ def test_prepare_says_that_its_namespace_is_limited() -> None:
         assert "are read at 256 KiB a second" in refused.message
         assert node.read_of("noisy") == 0
 
-    run(use)
 
-
-def test_first_prepares_above_the_burst_are_read_at_the_limit() -> None:
+async def test_first_prepares_above_the_burst_are_read_at_the_limit() -> None:
     """Prepares of claims that were not read before count as claims of 4 KiB, so that few of them are read at one moment."""
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {f"n{number}": unserved(f"n{number}") for number in range(100)}
         node.book._reader.prepare_limit.charge("noisy", BURST_BYTES)
         calls = [asyncio.create_task(node.prepare(name)) for name in node.api.claims]
@@ -279,15 +255,12 @@ def test_first_prepares_above_the_burst_are_read_at_the_limit() -> None:
             call.cancel()
         await asyncio.wait(calls)
 
-    run(use)
-
 
 @pytest.mark.parametrize(("claims", "size"), [(2048, 2**12), (30, 1_400_000)], ids=["small", "large"])
-def test_prepares_wait_for_no_claims_of_other_pods(claims: int, size: int) -> None:
+async def test_prepares_wait_for_no_claims_of_other_pods(claims: int, size: int) -> None:
     """While megabytes of claims that a namespace's pods name are read, as after a restart, Prepares of a pod do not wait."""
     names, prepared = [f"n{number}" for number in range(claims)], [f"p{number}" for number in range(32)]
-
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         node.api.claims = {name: claim_of(name, size) for name in names}
         node.api.claims |= {name: claim_of(name, 2**12) for name in prepared}
         for name in prepared:
@@ -300,10 +273,8 @@ def test_prepares_wait_for_no_claims_of_other_pods(claims: int, size: int) -> No
             assert virtual_time.now() - before < 0.01
         assert len(node.claims.read) < claims
 
-    run(use)
 
-
-def test_waiting_prepares_do_not_all_wake_for_each_read() -> None:
+async def test_waiting_prepares_do_not_all_wake_for_each_read() -> None:
     """Of 500 Prepares that wait for the limit of a namespace only the next one sleeps until it may read, in order."""
     slept = []
 
@@ -311,7 +282,7 @@ def test_waiting_prepares_do_not_all_wake_for_each_read() -> None:
         slept.append(seconds)
         await asyncio.sleep(seconds)
 
-    async def use(node: Churn) -> None:
+    async with churning() as node:
         reader = node.book._reader
         reader._sleep = sleep
         reader.prepare_limit.charge("noisy", BURST_BYTES)
@@ -326,8 +297,6 @@ def test_waiting_prepares_do_not_all_wake_for_each_read() -> None:
         del call, calls
         gc.collect()
         assert not reader._order
-
-    run(use)
 
 
 def test_limit_keeps_only_namespaces_that_wait() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from agent.dra.pod_claims import NO_ANSWER, PASS_SECONDS, PATIENCE_SECONDS, PodClaims
 from agent.dra.read_limit import BURST_BYTES
@@ -18,7 +21,9 @@ from tests.environments.waiting import background
 from tests.pinning.dra.claiming import NODE, document, result, uid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    pass
+
+pytestmark = pytest.mark.virtual_time
 
 
 SLOW = replace(pod("slow", "slow"), namespace="noisy")
@@ -41,9 +46,9 @@ class SlowApi(FakeApi):
 Node = ReadingNode[SlowApi]
 
 
-def run(use: Callable[[Node], Awaitable[None]]) -> None:
-    """Run a test beside a pod whose claim is read again and again."""
-    slow_node().play(use, SLOW)
+def slow() -> AbstractAsyncContextManager[Node]:
+    """Read the claim of a pod again and again beside the block."""
+    return slow_node().reading(SLOW)
 
 
 def slow_node() -> Node:
@@ -51,32 +56,25 @@ def slow_node() -> Node:
     return Node(SlowApi({name: document(result("2"), uid=uid_of(name)) for name in NAMES}))
 
 
-def test_claim_that_is_never_answered_delays_no_other_namespace() -> None:
+async def test_claim_that_is_never_answered_delays_no_other_namespace() -> None:
     """Claims of pods in other namespaces are read at once, at any moment of a read that is not answered."""
-
-    async def use(node: Node) -> None:
+    async with slow() as node:
         for name in NAMES:
             await asyncio.sleep(0.7)
             assert await node.delay(pod(name, name)) < 0.01
 
-    run(use)
 
-
-def test_claim_that_is_never_answered_is_the_last_of_its_namespace() -> None:
+async def test_claim_that_is_never_answered_is_the_last_of_its_namespace() -> None:
     """Claims of the same namespace wait for the read that runs, and not for the next one."""
-
-    async def use(node: Node) -> None:
+    async with slow() as node:
         for name in NAMES:
             await asyncio.sleep(0.7)
             assert await node.delay(replace(pod(name, name), namespace="noisy")) <= PATIENCE_SECONDS
 
-    run(use)
 
-
-def test_claim_that_is_never_answered_holds_its_pod_up_once() -> None:
+async def test_claim_that_is_never_answered_holds_its_pod_up_once() -> None:
     """After the first timeout a pod counts as read, although the API server answers for others; its claim has a reason."""
-
-    async def use(node: Node) -> None:
+    async with slow() as node:
         await asyncio.sleep(PATIENCE_SECONDS + 1)
         for name in NAMES:
             await node.delay(pod(name, name))
@@ -87,13 +85,10 @@ def test_claim_that_is_never_answered_holds_its_pod_up_once() -> None:
         await asyncio.sleep(3 * PATIENCE_SECONDS)
         assert node.claims.problems == {}
 
-    run(use)
 
-
-def test_claims_count_as_read_after_silence_in_two_namespaces_that_have_pods() -> None:
+async def test_claims_count_as_read_after_silence_in_two_namespaces_that_have_pods() -> None:
     """An unread claim counts as read once reads in two namespaces were not answered; one whose pods ended does not count."""
-
-    async def use(node: Node) -> None:
+    async with slow() as node:
         new, more = ("test", "c0", "a"), replace(pod("more", "more"), namespace="more")
         node.api.slow |= {"more", "c0"}
         await asyncio.sleep(PATIENCE_SECONDS + 1)
@@ -109,8 +104,6 @@ def test_claims_count_as_read_after_silence_in_two_namespaces_that_have_pods() -
             (it.namespace, name): NO_ANSWER for it in node.pods for name in it.claim_names
         }
 
-    run(use)
-
 
 def show_together(node: Node) -> float:
     """Show two pods whose claims are read at once, then three that the API server does not answer; return the time."""
@@ -120,10 +113,9 @@ def show_together(node: Node) -> float:
     return virtual_time.now()
 
 
-def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
+async def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
     """A pass is requested for a complete pod within PASS_SECONDS, also if both readers wait for an answer by then."""
-
-    async def use(node: Node) -> None:
+    async with slow_node().reading() as node:
         await asyncio.sleep(1)
         begun = show_together(node)
         await asyncio.sleep(PATIENCE_SECONDS / 2)
@@ -131,13 +123,10 @@ def test_pass_for_a_complete_pod_waits_for_no_other_claim() -> None:
         assert known == {uid_of("c0"), uid_of("c1")}
         assert requested - begun < PASS_SECONDS + 0.01
 
-    slow_node().play(use)
 
-
-def test_pass_for_a_pod_with_a_late_claim_waits_for_no_limited_namespace() -> None:
+async def test_pass_for_a_pod_with_a_late_claim_waits_for_no_limited_namespace() -> None:
     """A pod whose other claims are read gets a pass at once, though claims of a rate-limited namespace are queued."""
-
-    async def use(node: Node) -> None:
+    async with slow() as node:
         await asyncio.sleep(PATIENCE_SECONDS + 1)
         node.claims._limit.charge("limited", 100 * BURST_BYTES)
         node.show(replace(pod("limited", "c1"), namespace="limited"))
@@ -149,8 +138,6 @@ def test_pass_for_a_pod_with_a_late_claim_waits_for_no_limited_namespace() -> No
         requested, claims = node.passes[-1]
         assert claims == {uid_of("c0")}
         assert requested - known < 0.01
-
-    run(use)
 
 
 def test_stopped_reader_requests_no_pass() -> None:
@@ -169,15 +156,11 @@ def test_stopped_reader_requests_no_pass() -> None:
     virtual_time.run(working())
 
 
-def test_prepare_of_a_slow_claim_delays_no_other_pod() -> None:
+async def test_prepare_of_a_slow_claim_delays_no_other_pod() -> None:
     """While a claim is read for its pod and for a Prepare, claims of other pods are read at once."""
-
-    async def use(node: Node) -> None:
-        async with background(node.book.prepare("noisy", uid_of("slow"), "slow")):
-            await asyncio.sleep(0.7)
-            assert await node.delay(pod("a", NAMES[0])) < 0.01
-
-    run(use)
+    async with slow() as node, background(node.book.prepare("noisy", uid_of("slow"), "slow")):
+        await asyncio.sleep(0.7)
+        assert await node.delay(pod("a", NAMES[0])) < 0.01
 
 
 class Clock:

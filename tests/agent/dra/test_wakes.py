@@ -13,7 +13,7 @@ from agent.clock import Clock
 from agent.dra.wakes import MOST_TRIES, NEW_SECONDS, Wakes
 from apiserver.errors import Refused
 from pinning.dra.claims import ClaimTimes
-from tests.agent.dra.driver_node import Node, on
+from tests.agent.dra.driver_node import Node, driver_at
 from tests.environments.waiting import background
 from tests.pinning.dra.claiming import document, result, uid_of
 
@@ -96,21 +96,17 @@ def test_pods_of_a_claim_that_another_pod_has_prepared_are_tried_once() -> None:
     assert not world.wakes.times
 
 
-def test_pass_reports_that_the_other_pods_are_tried() -> None:
+async def test_pass_reports_that_the_other_pods_are_tried() -> None:
     """The pass that prepared the claim has no tries yet."""
-
-    async def run() -> int:
-        world = World()
-        async with background(world.wakes.run(world.request_pass)):
-            world.wakes.registered([])
-            world.wakes.passed(grants(pods=2, a=True))
-            while not world.passes:
-                await asyncio.sleep(0)
-            for _ in range(10):
-                await asyncio.sleep(0)
-        return world.passes
-
-    assert asyncio.run(run()) == 1
+    world = World()
+    async with background(world.wakes.run(world.request_pass)):
+        world.wakes.registered([])
+        world.wakes.passed(grants(pods=2, a=True))
+        while not world.passes:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert world.passes == 1
 
 
 def test_pods_of_a_claim_that_was_prepared_before_are_not_tried() -> None:
@@ -141,20 +137,16 @@ def test_time_of_prepare_is_not_known_after_a_restart() -> None:
     assert wakes.times["a"] == ClaimTimes()
 
 
-def test_each_try_asks_for_a_pass() -> None:
+async def test_each_try_asks_for_a_pass() -> None:
     """Each reminder requests a pass, which writes it; without claims there is none."""
-
-    async def run() -> World:
-        world = World(first_seconds=0.0)
-        async with background(world.wakes.run(world.request_pass)):
+    world = World(first_seconds=0.0)
+    async with background(world.wakes.run(world.request_pass)):
+        await asyncio.sleep(0)
+        assert world.passes == 0
+        world.wakes.passed(grants(a=False))
+        while world.wakes.times["a"].tries < MOST_TRIES:
             await asyncio.sleep(0)
-            assert world.passes == 0
-            world.wakes.passed(grants(a=False))
-            while world.wakes.times["a"].tries < MOST_TRIES:
-                await asyncio.sleep(0)
-        return world
-
-    assert asyncio.run(run()).passes >= MOST_TRIES
+    assert world.passes >= MOST_TRIES
 
 
 NAMES = {
@@ -181,10 +173,9 @@ def refused(node: Node) -> dict[str, float]:
     }
 
 
-def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
+async def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
     """Refused Prepares are counted by reason; a Prepare that waited for free CPUs is refused at its timeout."""
-
-    async def use(node: Node) -> None:
+    async with driver_at(tmp_path, cpus=1) as node:
         node.add("x", 1)
         node.add("y", 1)
         await node.prepare("x", "gone")
@@ -200,8 +191,6 @@ def test_prepares_and_claims_are_counted(tmp_path: Path) -> None:
         assert refused(node) == {"Gone": 2, "NoRoom": 1, "Invalid": 1, "Unreadable": 1}
         await node.unprepare("x")
         assert shown(node)["held"] == 0
-
-    on(tmp_path, use, cpus=1)
 
 
 def test_longest_wait_is_that_of_the_oldest_claim(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_flow_control_window_follows_the_reads(tmp_path: Path) -> None:
     assert 2**17 <= sum(opened) <= len(message(content))
 
 
-def test_stream_survives_pings_and_new_settings(tmp_path: Path) -> None:
+async def test_stream_survives_pings_and_new_settings(tmp_path: Path) -> None:
     """Pings and settings on an idle event stream are answered before the next event."""
     ended = asyncio.Event()
 
@@ -145,14 +145,11 @@ def test_stream_survives_pings_and_new_settings(tmp_path: Path) -> None:
         async for event in calls.stream("Events", VersionRequest(), VersionResponse, 1000):
             names.append(event.runtime_name)  # noqa: PERF401 - the stream ends with an error
 
-    async def run() -> None:
-        socket = tmp_path / "grpc.sock"
-        async with await asyncio.start_unix_server(serve, socket):
-            with pytest.raises(Unavailable, match="ended with error 0"):
-                await follow(Calls(socket, "service", 60))
-            await ended.wait()
-
-    asyncio.run(run())
+    socket = tmp_path / "grpc.sock"
+    async with await asyncio.start_unix_server(serve, socket):
+        with pytest.raises(Unavailable, match="ended with error 0"):
+            await follow(Calls(socket, "service", 60))
+        await ended.wait()
     assert names == ["fake"] * 3
 
 
@@ -352,13 +349,9 @@ def test_invalid_fields_are_refused(tmp_path: Path, content: bytes, reason: str)
     against(tmp_path, BEGIN + frame(DATA, 0, message(content)) + OK, ask)
 
 
-def test_request_above_a_frame_is_a_bug() -> None:
+async def test_request_above_a_frame_is_a_bug() -> None:
     """Requests are ids and cpusets; a larger one raises and is not sent."""
-
-    async def send() -> None:
-        reader = asyncio.StreamReader()
-        connection = Connection(reader, None)  # type: ignore[arg-type] # nothing is written
-        with pytest.raises(ValueError, match="at most 16384"):
-            await connection.send([], bytes(20000))
-
-    asyncio.run(send())
+    reader = asyncio.StreamReader()
+    connection = Connection(reader, None)  # type: ignore[arg-type] # nothing is written
+    with pytest.raises(ValueError, match="at most 16384"):
+        await connection.send([], bytes(20000))

@@ -7,8 +7,8 @@ import gc
 import socket
 import stat
 import warnings
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -55,23 +55,25 @@ class Service:
         return PluginInfo(name=request.error)
 
 
-def serving(tmp_path: Path, use: Callable[[Path, Service], Awaitable[None]]) -> None:
-    """Run the server and a test with it."""
-
-    async def run() -> None:
-        service = Service()
-        server = GrpcServer({f"/{SERVICE}/Version": Method(RegistrationStatus, service.answer)})
-        path = tmp_path / "s"
-        async with server.listening(path):
-            await use(path, service)
-        assert not path.exists()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def serving(tmp_path: Path) -> AsyncIterator[tuple[Path, Service]]:
+    """Run the server; yield its socket and its service."""
+    service = Service()
+    server = GrpcServer({f"/{SERVICE}/Version": Method(RegistrationStatus, service.answer)})
+    path = tmp_path / "s"
+    async with server.listening(path):
+        yield path, service
+    assert not path.exists()
 
 
 def calls(path: Path, seconds: float = 60) -> Calls:
     """Return a client."""
     return Calls(path, SERVICE, seconds)
+
+
+async def asks(path: Path) -> None:
+    """Check that the server answers."""
+    assert await version(calls(path)) == "v"
 
 
 async def version(client: Calls, name: str = "v") -> str:
@@ -114,44 +116,33 @@ class Raw:
         return {bytes(name).decode(): bytes(value).decode() for name, value in found.headers}
 
 
-def test_requests_share_a_connection(tmp_path: Path) -> None:
+async def test_requests_share_a_connection(tmp_path: Path) -> None:
     """Several requests use one connection, and only root can use the socket."""
-
-    async def use(path: Path, _: Service) -> None:
+    async with serving(tmp_path) as (path, _):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         client = calls(path)
         with client.lasting():
             assert [await version(client, name) for name in ("a", "", "c" * 10000)] == ["a", "", "c" * 10000]
 
-    serving(tmp_path, use)
 
-
-def test_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
+async def test_socket_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     """A stale socket file would otherwise prevent the start."""
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s"))
-    serving(tmp_path, lambda path, _: _asks(path))
+    async with serving(tmp_path) as (path, _):
+        await asks(path)
 
 
-async def _asks(path: Path) -> None:
-    assert await version(calls(path)) == "v"
-
-
-def test_long_path_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+async def test_long_path_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     """The error names the kernel's limit of 107 bytes."""
-
-    async def run() -> None:
+    with pytest.raises(AgentError, match="at most 107 bytes"):
         async with GrpcServer({}).listening(tmp_path / ("x" * 120)):
             pass
 
-    with pytest.raises(AgentError, match="at most 107 bytes"):
-        asyncio.run(run())
 
-
-def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
+async def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
     """A hundred requests are held at the same time, and all are answered."""
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
             for number in range(100):
@@ -164,8 +155,6 @@ def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
             service.free.set()
             await raw.until(StreamEnded, 100)
 
-    serving(tmp_path, use)
-
 
 @pytest.mark.parametrize(
     ("problem", "kind", "text"),
@@ -174,10 +163,11 @@ def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
         (ValueError("secret"), Refused, "INTERNAL: the driver failed"),
     ],
 )
-def test_errors_are_statuses(tmp_path: Path, problem: Exception, kind: type[Exception], text: str) -> None:
+async def test_errors_are_statuses(
+    tmp_path: Path, problem: Exception, kind: type[Exception], text: str
+) -> None:
     """The status has the message of an AgentError, else a generic one; later requests succeed."""
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.problem = problem
         client = calls(path)
         with client.lasting():
@@ -187,13 +177,10 @@ def test_errors_are_statuses(tmp_path: Path, problem: Exception, kind: type[Exce
             service.problem = None
             assert await version(client) == "v"
 
-    serving(tmp_path, use)
 
-
-def test_deadline_of_the_client_cancels_a_request(tmp_path: Path) -> None:
+async def test_deadline_of_the_client_cancels_a_request(tmp_path: Path) -> None:
     """At the client's deadline the request is cancelled and answered with DEADLINE_EXCEEDED."""
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
             raw.h2.send_headers(1, [*HEADERS, ("grpc-timeout", "10m")])
@@ -203,13 +190,10 @@ def test_deadline_of_the_client_cancels_a_request(tmp_path: Path) -> None:
             assert raw.status()["grpc-status"] == "4"
         assert service.left == 1
 
-    serving(tmp_path, use)
 
-
-def test_reset_or_disconnected_request_is_cancelled(tmp_path: Path) -> None:
+async def test_reset_or_disconnected_request_is_cancelled(tmp_path: Path) -> None:
     """Requests are cancelled by a reset, and by a disconnect as of a restarted kubelet."""
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
             for stream in (1, 3):
@@ -225,14 +209,15 @@ def test_reset_or_disconnected_request_is_cancelled(tmp_path: Path) -> None:
         while service.left < 2:
             await asyncio.sleep(0)
 
-    serving(tmp_path, use)
 
-
-def test_requests_reset_in_the_same_read_are_not_started(tmp_path: Path) -> None:
+async def test_requests_reset_in_the_same_read_are_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request whose reset arrives in the same read starts no coroutine."""
-
-    async def use(path: Path, service: Service) -> None:
-        async with Raw(path) as raw:
+    monkeypatch.setattr("agent.grpc_server.MOST_BYTES", 20)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        async with serving(tmp_path) as (path, service), Raw(path) as raw:
             for stream in range(1, 200, 2):
                 raw.h2.send_headers(stream, HEADERS)
                 raw.h2.send_data(stream, message(b""), end_stream=True)
@@ -245,22 +230,16 @@ def test_requests_reset_in_the_same_read_are_not_started(tmp_path: Path) -> None
             await raw.send()
             await raw.until(StreamEnded)
         assert service.asked == 1
-
-    with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings(record=True) as warned:
-        patched.setattr("agent.grpc_server.MOST_BYTES", 20)
-        warnings.simplefilter("always")
-        serving(tmp_path, use)
         gc.collect()  # a coroutine that was not awaited warns when it is deleted
     assert [str(it.message) for it in warned] == []
 
 
-def test_request_above_the_time_limit_ends_with_a_status(
+async def test_request_above_the_time_limit_ends_with_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request without a deadline ends at the server's limit with DEADLINE_EXCEEDED."""
     monkeypatch.setattr("agent.grpc_server.MOST_SECONDS", 0.01)
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
             raw.h2.send_headers(1, HEADERS)
@@ -268,8 +247,6 @@ def test_request_above_the_time_limit_ends_with_a_status(
             await raw.send()
             await raw.until(StreamEnded)
             assert raw.status()["grpc-status"] == "4"
-
-    serving(tmp_path, use)
 
 
 @pytest.mark.parametrize(
@@ -283,30 +260,26 @@ def test_request_above_the_time_limit_ends_with_a_status(
         (message(b"x" * 2 * MOST_BYTES), "Version", "8", "at most"),
     ],
 )
-def test_invalid_request_is_refused_and_the_next_one_served(
+async def test_invalid_request_is_refused_and_the_next_one_served(
     tmp_path: Path, body: bytes, path: str, code: str, text: str
 ) -> None:
     """The service is not called, and the same connection serves the next request."""
-
-    async def use(place: Path, service: Service) -> None:
-        async with Raw(place) as raw:
-            headers = [
-                (name, f"/{SERVICE}/{path}") if name == ":path" else (name, value) for name, value in HEADERS
-            ]
-            raw.h2.send_headers(1, headers)
-            await raw.send()
-            await _send_all(raw, body)
-            await raw.until(ResponseReceived)
-            assert raw.status()["grpc-status"] == code
-            assert text in raw.status()["grpc-message"]
-            assert service.asked == 0
-            raw.h2.send_headers(3, HEADERS)
-            raw.h2.send_data(3, message(b""), end_stream=True)
-            await raw.send()
-            await raw.until(ResponseReceived, 2)
-            assert service.asked == 1
-
-    serving(tmp_path, use)
+    async with serving(tmp_path) as (place, service), Raw(place) as raw:
+        headers = [
+            (name, f"/{SERVICE}/{path}") if name == ":path" else (name, value) for name, value in HEADERS
+        ]
+        raw.h2.send_headers(1, headers)
+        await raw.send()
+        await _send_all(raw, body)
+        await raw.until(ResponseReceived)
+        assert raw.status()["grpc-status"] == code
+        assert text in raw.status()["grpc-message"]
+        assert service.asked == 0
+        raw.h2.send_headers(3, HEADERS)
+        raw.h2.send_data(3, message(b""), end_stream=True)
+        await raw.send()
+        await raw.until(ResponseReceived, 2)
+        assert service.asked == 1
 
 
 async def _send_all(raw: Raw, body: bytes) -> None:
@@ -339,30 +312,24 @@ def _is_reset(raw: Raw) -> bool:
     ],
     ids=["HTTP/1", "nothing sensible", "broken settings", "data without a request"],
 )
-def test_invalid_http2_ends_its_own_connection(tmp_path: Path, sent: bytes) -> None:
+async def test_invalid_http2_ends_its_own_connection(tmp_path: Path, sent: bytes) -> None:
     """After invalid HTTP/2 on one connection the next connection is served."""
-
-    async def use(path: Path, _: Service) -> None:
+    async with serving(tmp_path) as (path, _):
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(sent)
         with suppress(ConnectionError):
             await reader.read()
         writer.close()
-        await _asks(path)
-
-    serving(tmp_path, use)
+        await asks(path)
 
 
-def test_oldest_connection_is_closed_at_the_limit(tmp_path: Path) -> None:
+async def test_oldest_connection_is_closed_at_the_limit(tmp_path: Path) -> None:
     """A new connection, as of a restarted kubelet, is served at the limit of connections."""
-
-    async def use(path: Path, _: Service) -> None:
+    async with serving(tmp_path) as (path, _):
         idle = [await asyncio.open_unix_connection(path) for _ in range(3 * MOST_CONNECTIONS)]
-        await _asks(path)
+        await asks(path)
         for _reader, writer in idle:
             writer.close()
-
-    serving(tmp_path, use)
 
 
 async def _stalls(path: Path, server: GrpcServer) -> socket.socket:
@@ -408,10 +375,9 @@ async def test_peer_that_does_not_read_times_out(tmp_path: Path, monkeypatch: py
         assert not server._open
 
 
-def test_too_many_streams_end_the_connection(tmp_path: Path) -> None:
+async def test_too_many_streams_end_the_connection(tmp_path: Path) -> None:
     """A client that exceeds the announced number of streams is disconnected."""
-
-    async def use(path: Path, service: Service) -> None:
+    async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
             await raw.send()
@@ -422,28 +388,22 @@ def test_too_many_streams_end_the_connection(tmp_path: Path) -> None:
                 while await raw.reader.read(65536):
                     pass
         service.free.set()
-        await _asks(path)
-
-    serving(tmp_path, use)
+        await asks(path)
 
 
-def test_answer_waits_for_the_flow_control_window(tmp_path: Path) -> None:
+async def test_answer_waits_for_the_flow_control_window(tmp_path: Path) -> None:
     """An answer is sent as a slow peer's window allows, and other connections are not delayed."""
-
-    async def use(path: Path, _: Service) -> None:
-        async with Raw(path) as raw:
-            raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    async with serving(tmp_path) as (path, _), Raw(path) as raw:
+        raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+        await raw.send()
+        await raw.until(SettingsAcknowledged, 2)
+        raw.h2.send_headers(1, HEADERS)
+        body = RegistrationStatus(error="x" * 100).SerializeToString()
+        raw.h2.send_data(1, message(body), end_stream=True)
+        await raw.send()
+        await raw.until(ResponseReceived)
+        await asks(path)
+        while not any(isinstance(event, StreamEnded) for event in raw.events):
+            raw.h2.increment_flow_control_window(10, 1)
             await raw.send()
-            await raw.until(SettingsAcknowledged, 2)
-            raw.h2.send_headers(1, HEADERS)
-            body = RegistrationStatus(error="x" * 100).SerializeToString()
-            raw.h2.send_data(1, message(body), end_stream=True)
-            await raw.send()
-            await raw.until(ResponseReceived)
-            await _asks(path)
-            while not any(isinstance(event, StreamEnded) for event in raw.events):
-                raw.h2.increment_flow_control_window(10, 1)
-                await raw.send()
-                raw.events += raw.h2.receive_data(await raw.reader.read(65536))
-
-    serving(tmp_path, use)
+            raw.events += raw.h2.receive_data(await raw.reader.read(65536))

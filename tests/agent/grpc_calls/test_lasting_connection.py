@@ -163,57 +163,45 @@ async def name(calls: Calls) -> str:
     return (await calls.ask("Version", VersionRequest(), VersionResponse)).runtime_name
 
 
-def run(
-    tmp_path: Path, server: Server, body: Callable[[Calls], Awaitable[None]], seconds: float = 60
-) -> None:
-    """Run calls that share a connection against a server."""
-
-    async def with_server() -> None:
-        calls = Calls(tmp_path / "grpc.sock", "service", seconds)
-        async with server.at(calls.socket):
-            with calls.lasting():
-                await body(calls)
-            await settle()
-            assert server.open == 0  # no connection stays open after the block
-
-    asyncio.run(with_server())
+@asynccontextmanager
+async def lasting(tmp_path: Path, server: Server, seconds: float = 60) -> AsyncIterator[Calls]:
+    """Yield calls that share a connection to a server."""
+    calls = Calls(tmp_path / "grpc.sock", "service", seconds)
+    async with server.at(calls.socket):
+        with calls.lasting():
+            yield calls
+        await settle()
+        assert server.open == 0  # no connection stays open after the block
 
 
-def test_connection_is_renewed_after_a_thousand_calls(tmp_path: Path) -> None:
+async def test_connection_is_renewed_after_a_thousand_calls(tmp_path: Path) -> None:
     """A connection is renewed after 1,000 requests, because h2 keeps a record of each."""
     server = Server()
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         for _ in range(1001):
             assert await name(calls) == "first"
         assert server.open == 1
-
-    run(tmp_path, server, ask)
     assert (server.connections, server.requests) == (2, 1001)
 
 
-def test_ping_after_an_answer_is_answered_with_a_later_request(
+async def test_ping_after_an_answer_is_answered_with_a_later_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping after an answer is answered together with the first request that is not sent soon after it."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
     server = Server("first", answered_and_asked)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert [await name(calls), await name(calls)] == ["first", "first"]
-
-    run(tmp_path, server, ask)
     assert (server.connections, server.pongs) == (1, 1)
 
 
-def test_ping_before_an_answer_is_answered_with_a_later_request(
+async def test_ping_before_an_answer_is_answered_with_a_later_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ping before an answer delays no answer; requests that follow soon do not answer it, a later one does."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
     server = Server("first", asked_and_answered)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert [await name(calls), await name(calls)] == ["first", "first"]
         await settle()
         assert server.pongs == 0
@@ -221,49 +209,38 @@ def test_ping_before_an_answer_is_answered_with_a_later_request(
         assert await name(calls) == "first"
         assert server.pongs == 1
 
-    run(tmp_path, server, ask)
 
-
-def test_many_pings_are_answered_with_the_next_request(
+async def test_many_pings_are_answered_with_the_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replies to more bytes than may stay unanswered are sent with the next request, however soon it follows."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 60.0)
     server = Server("first", answered_and_asked_often)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert [await name(calls), await name(calls)] == ["first", "first"]
-
-    run(tmp_path, server, ask)
     assert server.pongs == TOO_MANY_PINGS
 
 
-def test_reply_is_sent_behind_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reply_is_sent_behind_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that allows itself one ping at a time gets a request before the reply, and pings with every second one."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
     server = Server("first", *[asked_once_and_answered] * 4)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         for _ in range(4):
             assert await name(calls) == "first"
-
-    run(tmp_path, server, ask)
     assert server.pings == 2
 
 
-def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_pings_are_answered_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The delay counts from the first ping, so that later pings do not postpone the answer."""
     monkeypatch.setattr("agent.http2._HELD_SECONDS", HELD_SECONDS)
     server = Server("first", asked_until_heard)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert await name(calls) == "first"
-
-    run(tmp_path, server, ask)
     assert server.pings < MANY_PINGS
 
 
-def test_wait_without_anything_to_answer_sets_no_timer(
+async def test_wait_without_anything_to_answer_sets_no_timer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While no ping waits for its answer, the rest of a message is awaited without a timer."""
@@ -276,14 +253,11 @@ def test_wait_without_anything_to_answer_sets_no_timer(
     monkeypatch.setattr("agent.http2.asyncio.timeout_at", noted)
     monkeypatch.setattr("agent.http2._HELD_SECONDS", 0.0)
     server = Server("first", answered, answered_in_parts, asked_and_answered)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         await name(calls)  # the next request acknowledges the settings
         timers.clear()
         assert (await name(calls), timers) == ("first", [])
         assert (await name(calls), len(timers)) == ("first", 1)
-
-    run(tmp_path, server, ask)
 
 
 async def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: Path) -> None:
@@ -308,19 +282,16 @@ async def test_calls_outside_of_the_block_have_their_own_connections(tmp_path: P
     ],
 )
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "not-noticed"])
-def test_closed_connection_is_replaced(
+async def test_closed_connection_is_replaced(
     tmp_path: Path, script: list[Answer], connections: int, requests: int, *, is_noticed: bool
 ) -> None:
     """The second call succeeds over a new connection, whether or not the close was noticed before."""
     server = Server("first", *script)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert await name(calls) == "first"
         if is_noticed:
             await settle()
         assert await name(calls) == "first"
-
-    run(tmp_path, server, ask)
     assert (server.connections, server.requests) == (connections, requests)
 
 
@@ -332,11 +303,12 @@ def test_closed_connection_is_replaced(
         pytest.param([answered, begun_and_closed], 2, id="in-the-middle-of-an-answer"),
     ],
 )
-def test_call_is_retried_once_if_no_answer_began(tmp_path: Path, script: list[Answer], requests: int) -> None:
+async def test_call_is_retried_once_if_no_answer_began(
+    tmp_path: Path, script: list[Answer], requests: int
+) -> None:
     """A call is retried once if no answer began; otherwise it fails, and the next call connects again."""
     server = Server("first", *script)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         if script[0] is answered:
             assert await name(calls) == "first"
         with pytest.raises(Unavailable, match="UNAVAILABLE"):
@@ -344,14 +316,11 @@ def test_call_is_retried_once_if_no_answer_began(tmp_path: Path, script: list[An
         assert server.requests == requests
         assert await name(calls) == "first"
 
-    run(tmp_path, server, ask)
 
-
-def test_missing_server_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+async def test_missing_server_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
     """While the socket is missing each call fails, and the next one after that succeeds."""
     server, other = Server(), Server("second")
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         assert await name(calls) == "first"
         server.script = [closed]
         calls.socket.unlink()
@@ -360,28 +329,22 @@ def test_missing_server_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
         async with other.at(calls.socket):
             assert await name(calls) == "second"
 
-    run(tmp_path, server, ask)
 
-
-def test_replaced_socket_is_used_at_once(tmp_path: Path) -> None:
+async def test_replaced_socket_is_used_at_once(tmp_path: Path) -> None:
     """The connection to the old server is closed although it still answers."""
     old, new = Server("old"), Server("new")
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, old) as calls:
         assert [await name(calls), await name(calls)] == ["old", "old"]
         async with new.at(calls.socket):
             assert [await name(calls), await name(calls)] == ["new", "new"]
             await settle()
             assert (old.open, new.open, new.connections) == (0, 1, 1)
 
-    run(tmp_path, old, ask)
 
-
-def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
+async def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
     """Concurrent calls do not wait for each other, and two of their connections are kept."""
     server = Server("first", held)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server) as calls:
         async with background(name(calls)):
             await settle()
             assert await asyncio.gather(*(name(calls) for _ in range(3))) == ["first"] * 3
@@ -392,14 +355,11 @@ def test_concurrent_calls_have_their_own_connections(tmp_path: Path) -> None:
         assert await asyncio.gather(*(name(calls) for _ in range(2))) == ["first"] * 2
         assert (server.open, server.connections) == (2, 4)
 
-    run(tmp_path, server, ask)
 
-
-def test_all_idle_connections_to_a_replaced_socket_are_closed(tmp_path: Path) -> None:
+async def test_all_idle_connections_to_a_replaced_socket_are_closed(tmp_path: Path) -> None:
     """No later call reaches the server that lost its socket."""
     old, new = Server("old"), Server("new")
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, old) as calls:
         assert await asyncio.gather(*(name(calls) for _ in range(2))) == ["old"] * 2
         await settle()
         assert old.open == 2
@@ -408,18 +368,13 @@ def test_all_idle_connections_to_a_replaced_socket_are_closed(tmp_path: Path) ->
             await settle()
             assert (old.open, new.open) == (0, 2)
 
-    run(tmp_path, old, ask)
 
-
-def test_connection_is_not_reused_after_a_timeout(tmp_path: Path) -> None:
+async def test_connection_is_not_reused_after_a_timeout(tmp_path: Path) -> None:
     """The late answer of a hung server must not reach a later request."""
     server = Server("first", answered, held)
-
-    async def ask(calls: Calls) -> None:
+    async with lasting(tmp_path, server, seconds=2) as calls:
         assert await name(calls) == "first"
         with pytest.raises(Unavailable, match="no answer in"):
             await name(calls)
         assert await name(calls) == "first"
-
-    run(tmp_path, server, ask, seconds=2)  # a starved process answers itself in this time
     assert server.connections == 2

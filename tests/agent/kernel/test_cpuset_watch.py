@@ -117,29 +117,25 @@ def test_known_watches_are_kept(
     assert asyncio.run(foreign_writes(cgroups, interfere)) == [ONE]
 
 
-def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Path) -> None:
+async def test_writes_are_reported_only_after_a_pause(cgroups: OpenCgroups, cpuset: Path) -> None:
     """No write is reported during a pause; foreign ones are reported after it."""
     two = make_cgroup(cpuset / POD[1:] / "two", cgroups.cpusets.version)
     cgroups.watch.follow([ONE, f"{POD}/two"])
     reported: list[str] = []
-
-    async def scenario() -> None:
-        watch = asyncio.create_task(cgroups.watch.watch(reported.append))
-        await asyncio.sleep(0)
-        with cgroups.watch.paused():
-            cgroups.cpusets.write(ONE, CPUSet.parse("1"))
-            (two / "cpuset.cpus").write_text("2")
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert reported == []
-        async with asyncio.timeout(60):
-            while not reported:
-                await asyncio.sleep(0)
-        with cgroups.watch.paused():  # paused by a pass that ends after the watch
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-    asyncio.run(scenario())
+    watch = asyncio.create_task(cgroups.watch.watch(reported.append))
+    await asyncio.sleep(0)
+    with cgroups.watch.paused():
+        cgroups.cpusets.write(ONE, CPUSet.parse("1"))
+        (two / "cpuset.cpus").write_text("2")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert reported == []
+    async with asyncio.timeout(60):
+        while not reported:
+            await asyncio.sleep(0)
+    with cgroups.watch.paused():  # paused by a pass that ends after the watch
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
     assert reported == [f"{POD}/two"]
 
 

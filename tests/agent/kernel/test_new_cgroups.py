@@ -161,21 +161,17 @@ def test_container_of_crio_is_reported_with_its_pod(cpuset: Path) -> None:
     assert sorted((it.cgroup, it.owner) for it in watcher_found) == sorted(zip(made, owners, strict=True))
 
 
-def test_watches_of_removed_pods_are_removed(cpuset: Path) -> None:
+async def test_watches_of_removed_pods_are_removed(cpuset: Path) -> None:
     """Watches of removed pods are released, also if no container of theirs was known."""
     (cpuset / POD[1:] / ID).mkdir(parents=True)
     watcher = CgroupWatcher(cpuset.parent, Runtime(), PODS)
-
-    async def follow() -> None:
-        watcher.follow([f"{POD}/{ID}"])
-        (cpuset / "kubepods/burstable/pod2").mkdir()
-        watcher._report()
-        assert "/kubepods/burstable/pod2" in watcher._watches.names
-        shutil.rmtree(cpuset / "kubepods/burstable/pod2")
-        shutil.rmtree(cpuset / POD[1:])
-        watcher.follow([])
-
-    asyncio.run(follow())
+    watcher.follow([f"{POD}/{ID}"])
+    (cpuset / "kubepods/burstable/pod2").mkdir()
+    watcher._report()
+    assert "/kubepods/burstable/pod2" in watcher._watches.names
+    shutil.rmtree(cpuset / "kubepods/burstable/pod2")
+    shutil.rmtree(cpuset / POD[1:])
+    watcher.follow([])
     assert watcher._watches.names == {"/kubepods", "/kubepods/burstable"}
     watcher.close()
 

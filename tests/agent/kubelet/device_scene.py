@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.kubelet.device_list import Name
@@ -16,6 +17,7 @@ from pinning.planning.observed import Observed, Owner, SeenContainer, SeenPod, S
 from tests.agent import virtual_time
 from tests.agent.kubelet.fake_kubelet import GPU
 from tests.agent.kubelet.fake_list import FakeList
+from tests.environments.waiting import background
 from tests.pinning.machines import FLAT
 
 
@@ -72,19 +74,12 @@ class Scene:
         return dict(self.keeper.known())
 
 
-def stage(
-    scenario: Callable[[Scene], Awaitable[None]], config: NodeConfig = DEFAULT, seconds: float = 20
-) -> Scene:
-    """Run a scenario of at most some seconds beside the devices' task, in virtual time."""
+@asynccontextmanager
+async def stage(config: NodeConfig = DEFAULT, seconds: float = 20) -> AsyncIterator[Scene]:
+    """Run the block for at most some seconds beside the devices' task, in virtual time."""
     scene = Scene(config)
-
-    async def run() -> None:
-        work = asyncio.create_task(scene.keeper.run(scene.request_pass))
+    async with background(scene.keeper.run(scene.request_pass)) as work:
         await asyncio.sleep(0)
         async with asyncio.timeout(seconds):
-            await scenario(scene)
+            yield scene
         assert not work.done()
-        work.cancel()
-
-    virtual_time.run(run())
-    return scene

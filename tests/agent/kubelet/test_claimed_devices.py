@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from agent.kubelet.device_list import ClaimedDevice
 from apiserver.access import Access
 from apiserver.client import Api
 from pinning.machine.cpuset import EMPTY, CPUSet
-from tests.environments.waiting import settle
+from tests.environments.waiting import background, settle
 
 DRIVER = "gpu.example.com"
 NUMA, PCI = "resource.kubernetes.io/numaNode", "resource.kubernetes.io/pciBusID"
@@ -73,30 +74,24 @@ class Server:
         await asyncio.sleep(0)
 
 
-Scenario = Callable[[Server, ClaimedDevices, Callable[[], Awaitable[None]]], Awaitable[None]]
-
-
-def play(scenario: Scenario, root: Path = Path("/nowhere")) -> Server:
-    """Run a scenario; its last argument waits for the next list."""
+@asynccontextmanager
+async def play(
+    root: Path = Path("/nowhere"),
+) -> AsyncIterator[tuple[Server, ClaimedDevices, Callable[[], Awaitable[None]]]]:
+    """Run the block beside a server and the devices; the last one yielded waits for the next list."""
     server = Server()
+    api = Api(Access("http://here"), "test", httpx.MockTransport(server.answer))
+    devices, listed = ClaimedDevices(api, "node-1", root, server.clock, server.sleep), asyncio.Event()
 
-    async def run() -> None:
-        api = Api(Access("http://here"), "test", httpx.MockTransport(server.answer))
-        devices, listed = ClaimedDevices(api, "node-1", root, server.clock, server.sleep), asyncio.Event()
-        work = asyncio.create_task(devices.run(listed.set))
+    async def next_list() -> None:
+        async with asyncio.timeout(20):
+            await listed.wait()
+        listed.clear()
+        server.now += 1
 
-        async def next_list() -> None:
-            async with asyncio.timeout(20):
-                await listed.wait()
-            listed.clear()
-            server.now += 1
-
-        await scenario(server, devices, next_list)
-        work.cancel()
-        await api.close()
-
-    asyncio.run(run())
-    return server
+    async with background(devices.run(listed.set)):
+        yield server, devices, next_list
+    await api.close()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def play(scenario: Scenario, root: Path = Path("/nowhere")) -> Server:
         pytest.param({}, [], id="neither"),
     ],
 )
-def test_place_of_a_device(tmp_path: Path, attributes: dict[str, Any], nodes: list[int]) -> None:
+async def test_place_of_a_device(tmp_path: Path, attributes: dict[str, Any], nodes: list[int]) -> None:
     """`numaNode` counts first, then the kernel's node of the PCI address."""
     for address, text in (("0000:41:00.0", "2\n"), ("0000:42:00.0", "-1\n")):
         folder = tmp_path / "sys/bus/pci/devices" / address
@@ -125,27 +120,19 @@ def test_place_of_a_device(tmp_path: Path, attributes: dict[str, Any], nodes: li
         (folder / "numa_node").write_text(text)
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/numa_node").write_text("3")
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play(tmp_path) as (server, devices, listed):
         server.slices = [slice_of(device("gpu-0", **attributes))]
         assert (devices.nodes_of(GPU), devices.address_of(GPU)) == (None, "")
         await listed()
         assert devices.nodes_of(GPU) == CPUSet(nodes)
         text = attributes.get("pci", {}).get("string", "")
         assert devices.address_of(GPU) == (text if text.startswith("0000:") else "")
-
-    server = play(scenario, tmp_path)
     assert server.selectors == [f"spec.nodeName=node-1,spec.driver={DRIVER}"]
 
 
-def test_known_pools_are_not_listed_again() -> None:
+async def test_known_pools_are_not_listed_again() -> None:
     """A second device of a pool costs no call, and one that the pool lacks costs one."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         server.slices = [slice_of(*(device(f"gpu-{at}", numa={"int": at % 2}) for at in range(8)))]
         devices.nodes_of(GPU)
         await listed()
@@ -155,16 +142,12 @@ def test_known_pools_are_not_listed_again() -> None:
         assert devices.nodes_of(GPU._replace(name="gpu-9")) is None
         await listed()
         assert devices.nodes_of(GPU._replace(name="gpu-9")) == CPUSet([1])
+    assert len(server.selectors) == 2
 
-    assert len(play(scenario).selectors) == 2
 
-
-def test_only_the_newest_generation_counts_if_it_is_whole() -> None:
+async def test_only_the_newest_generation_counts_if_it_is_whole() -> None:
     """Older generations are ignored, and a pool of which a slice is missing is not used."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         old = slice_of(device("gpu-0", numa={"int": 0}), generation=1)
         new = slice_of(device("gpu-0", numa={"int": 1}), generation=2, of=2)
         server.slices = [new, old]
@@ -175,13 +158,10 @@ def test_only_the_newest_generation_counts_if_it_is_whole() -> None:
         await listed()
         assert devices.nodes_of(GPU) == CPUSet([1])
 
-    play(scenario)
 
-
-def test_a_missing_device_has_no_node_after_a_while() -> None:
+async def test_a_missing_device_has_no_node_after_a_while() -> None:
     """A restarted kubelet deletes slices, so a missing device is awaited for seconds, with few lists."""
-
-    async def scenario(server: Server, devices: ClaimedDevices, _: Callable[[], Awaitable[None]]) -> None:
+    async with play() as (server, devices, _):
         while devices.nodes_of(GPU) is None:
             await settle()
             server.now += 0.5
@@ -193,15 +173,10 @@ def test_a_missing_device_has_no_node_after_a_while() -> None:
         await settle()
         assert len(server.selectors) == lists
 
-    play(scenario)
 
-
-def test_a_device_without_a_node_is_looked_up_again_after_ten_minutes() -> None:
+async def test_a_device_without_a_node_is_looked_up_again_after_ten_minutes() -> None:
     """A driver may publish nodes after an upgrade; until the list is read the device has none."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         server.slices = [slice_of(device("gpu-0"))]
         devices.nodes_of(GPU)
         await listed()
@@ -211,8 +186,7 @@ def test_a_device_without_a_node_is_looked_up_again_after_ten_minutes() -> None:
         assert devices.nodes_of(GPU) == EMPTY
         await listed()
         assert devices.nodes_of(GPU) == CPUSet([1])
-
-    assert len(play(scenario).selectors) == 2
+    assert len(server.selectors) == 2
 
 
 @pytest.mark.parametrize(
@@ -226,14 +200,11 @@ def test_a_device_without_a_node_is_looked_up_again_after_ten_minutes() -> None:
         pytest.param(200, b" " * (LIST_BYTES + 1), "they exceed 1 MiB", id="too large"),
     ],
 )
-def test_failed_lists_are_retried_seldom(
+async def test_failed_lists_are_retried_seldom(
     status: int, body: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While lists fail the device stays unknown with the reason, logged once, and lists are retried rarely."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         server.status, server.body = status, body
         assert devices.reason(GPU) == ""
         for _ in range(600):
@@ -251,29 +222,21 @@ def test_failed_lists_are_retried_seldom(
         while devices.nodes_of(GPU) is None:
             await listed()
         assert (devices.nodes_of(GPU), devices.reason(GPU)) == (CPUSet([1]), "")
-
-    play(scenario)
     assert caplog.text.count("devices of claims not known") == 1
 
 
 @pytest.mark.parametrize("name", ["a,spec.nodeName=other", "A", "", "x" * 64, "a=b"])
-def test_a_name_that_no_driver_has_causes_no_call(name: str) -> None:
+async def test_a_name_that_no_driver_has_causes_no_call(name: str) -> None:
     """An invalid driver name would change the field selector, so nothing is requested, and the devices have no NUMA node."""
-
-    async def scenario(server: Server, devices: ClaimedDevices, _: Callable[[], Awaitable[None]]) -> None:
+    async with play() as (server, devices, _):
         assert devices.nodes_of(GPU._replace(driver=name)) == EMPTY
         await settle()
         assert (server.selectors, devices.reason(GPU._replace(driver=name))) == ([], "")
 
-    play(scenario)
 
-
-def test_drivers_are_listed_one_a_second_and_are_limited() -> None:
+async def test_drivers_are_listed_one_a_second_and_are_limited() -> None:
     """With very many drivers the first are looked up, one list a second."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         many = [GPU._replace(driver=f"d{at}.example.com") for at in range(MOST_DRIVERS + 5)]
         found = [devices.nodes_of(it) for it in many]
         assert found == [None] * MOST_DRIVERS + [EMPTY] * 5
@@ -281,15 +244,10 @@ def test_drivers_are_listed_one_a_second_and_are_limited() -> None:
         await listed()
         assert len(server.selectors) == 2
 
-    play(scenario)
 
-
-def test_unused_driver_is_evicted() -> None:
+async def test_unused_driver_is_evicted() -> None:
     """A driver that comes after many others replaces the one that was not used for the longest time, after ten minutes."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         server.slices = [slice_of(device("gpu-0", numa={"int": 1}))]
         many = [GPU._replace(driver=f"d{at}.example.com") for at in range(MOST_DRIVERS)]
         for it in many:
@@ -304,15 +262,10 @@ def test_unused_driver_is_evicted() -> None:
         assert devices.nodes_of(GPU) == CPUSet([1])
         assert devices.nodes_of(many[0]) == EMPTY
 
-    play(scenario)
 
-
-def test_a_pool_of_very_many_devices_is_read() -> None:
+async def test_a_pool_of_very_many_devices_is_read() -> None:
     """A driver may have 2,688 devices with other attributes in 21 slices."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, listed: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, listed):
         more = {f"example.com/attribute{at}": {"string": "x" * 30} for at in range(4)}
         slices = [
             slice_of(*(device(f"gpu-{at}-{number}", numa={"int": 1}, **more) for number in range(128)), of=21)
@@ -325,15 +278,10 @@ def test_a_pool_of_very_many_devices_is_read() -> None:
         await listed()
         assert devices.nodes_of(last) == CPUSet([1])
 
-    play(scenario)
 
-
-def test_devices_that_no_list_has_are_bounded() -> None:
+async def test_devices_that_no_list_has_are_bounded() -> None:
     """While lists fail only the last missing devices are remembered."""
-
-    async def scenario(
-        server: Server, devices: ClaimedDevices, next_list: Callable[[], Awaitable[None]]
-    ) -> None:
+    async with play() as (server, devices, next_list):
         server.status = 403
         for number in range(MOST_MISSING + 10):
             assert devices.nodes_of(GPU._replace(name=str(number))) is None
@@ -344,5 +292,3 @@ def test_devices_that_no_list_has_are_bounded() -> None:
             False,
             True,
         )
-
-    play(scenario)

@@ -6,7 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import grpc
 import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
-from agent.kubelet.device_answers import ANSWER_BYTES
+from agent.kubelet.device_answers import ANSWER_BYTES, ANSWER_SECONDS, SLOW_SECONDS
 from agent.kubelet.device_list import MOST_ENTRIES, DeviceList, devices_of
+from agent.kubelet.free_devices import FreeDeviceList
+from agent.kubelet.pod_resources import PodResources
 from agent.kubelet.podresources_pb2 import AllocatableResourcesResponse, ContainerDevices, ContainerResources
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from tests.agent.kubelet.fake_kubelet import GPU, NIC, FakeKubelet, entry, listed
+from tests.environments.waiting import background
 
 NEAR = Device(GPU, CPUSet([1]))
 
@@ -76,30 +80,22 @@ def test_devices_of_a_container(entries: list[ContainerDevices], devices: tuple[
     assert devices_of(ContainerResources(name="c", devices=entries[::-1])) == devices
 
 
-def play(
-    tmp_path: Path,
-    scenario: Callable[[FakeKubelet, DeviceList], Awaitable[None]],
-    timeout_seconds: float = 60.0,
-) -> None:
-    """Run a scenario with a kubelet and a client with this timeout."""
-
-    async def run() -> None:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        async with fake.serving():
-            await scenario(fake, DeviceList(fake.socket, timeout_seconds))
-
-    asyncio.run(run())
+@asynccontextmanager
+async def play(
+    tmp_path: Path, timeout_seconds: float = 60.0
+) -> AsyncIterator[tuple[FakeKubelet, DeviceList]]:
+    """Run a kubelet, and a client with this timeout."""
+    fake = FakeKubelet(tmp_path / "kubelet.sock")
+    async with fake.serving():
+        yield fake, DeviceList(fake.socket, timeout_seconds)
 
 
-def test_only_requested_pods_are_read(tmp_path: Path) -> None:
+async def test_only_requested_pods_are_read(tmp_path: Path) -> None:
     """Other names and namespaces are skipped, and a name listed twice gives two entries."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+    async with play(tmp_path) as (fake, client):
         gpu = entry(GPU, "x", 1)
         fake.lists(listed("a", gpu), listed("b", gpu), listed("a", namespace="other"), listed("a"))
         assert await client.ask({("ns", "a"), ("ns", "z")}) == {("ns", "a"): [{"c": (NEAR,)}, {"c": ()}]}
-
-    play(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -115,23 +111,19 @@ def test_only_requested_pods_are_read(tmp_path: Path) -> None:
         pytest.param(None, Unavailable, id="hangs"),
     ],
 )
-def test_invalid_answers_raise(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
+async def test_invalid_answers_raise(tmp_path: Path, answer: Any, error: type[Exception]) -> None:
     """A malformed answer raises Refused, and a rate limit or timeout Unavailable."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+    async with play(tmp_path, 60.0 if answer else 0.5) as (fake, client):
         fake.answer = answer if isinstance(answer, bytes) else b""
         fake.error = answer if isinstance(answer, tuple) else None
         fake.hangs = answer is None
         with pytest.raises(error):
             await client.ask({("", "")})
 
-    play(tmp_path, scenario, 60.0 if answer else 0.5)
 
-
-def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
+async def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> None:
     """A container with 60,000 devices is None, and the other containers are read."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+    async with play(tmp_path) as (fake, client):
         many = listed("b", *(entry("e.com/v", f"{at:030}", 0) for at in range(60_000)))
         fake.lists(listed("a", entry(GPU, "x", 1)), many)
         assert len(fake.answer) > ANSWER_BYTES * 0.6
@@ -140,13 +132,10 @@ def test_a_container_with_very_many_devices_is_not_decoded(tmp_path: Path) -> No
             ("ns", "b"): [{"c": None}],
         }
 
-    play(tmp_path, scenario)
 
-
-def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
+async def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
     """While a list of 10,000 devices is read the event loop runs other tasks."""
-
-    async def scenario(fake: FakeKubelet, client: DeviceList) -> None:
+    async with play(tmp_path) as (fake, client):
         names = [f"p{at}" for at in range(40)]
         fake.lists(*(listed(name, *(entry(GPU, str(at), 1) for at in range(250))) for name in names))
         turns = 0
@@ -157,13 +146,23 @@ def test_a_long_list_does_not_block_the_event_loop(tmp_path: Path) -> None:
                 turns += 1
                 await asyncio.sleep(0)
 
-        ticking = asyncio.create_task(tick())
-        found = await client.ask({("ns", name) for name in names})
-        ticking.cancel()
+        async with background(tick()):
+            found = await client.ask({("ns", name) for name in names})
         assert sum(len(its or ()) for named in found.values() for its in named[0].values()) == 10_000
         assert turns > len(names)
 
-    play(tmp_path, scenario)
+
+async def test_calls_for_devices_wait_longer_than_those_of_passes(tmp_path: Path) -> None:
+    """The limit for lists of devices is ANSWER_SECONDS; a call for which a pass waits has two seconds."""
+    fake = FakeKubelet(tmp_path / "kubelet.sock")
+    async with fake.serving():
+        await DeviceList(fake.socket).ask({("ns", "a")})
+        await FreeDeviceList(fake.socket).ask()
+        await PodResources(fake.socket).ask()
+    *devices, cpus = fake.limits
+    assert len(devices) == 3
+    assert all(SLOW_SECONDS < limit <= ANSWER_SECONDS for limit in devices)
+    assert cpus <= 2.0
 
 
 POD_DEVICES = 250  # of one container, which is just read

@@ -28,17 +28,18 @@ from pinning.planning.observed import (
     SeenPod,
 )
 from tests.agent import virtual_time
-from tests.agent.kubelet.device_scene import Scene, observed, seen, stage
+from tests.agent.kubelet.device_scene import observed, seen, stage
 from tests.agent.kubelet.fake_list import FakeList
+
+pytestmark = pytest.mark.virtual_time
 
 GPU = "nvidia.com/gpu"
 NEAR = Device(GPU, CPUSet([1]))
 
 
-def test_answer_with_devices_counts_at_once() -> None:
+async def test_answer_with_devices_counts_at_once() -> None:
     """An answer with devices counts at once, requests a pass, and ends the calls."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.see(seen("u"))
         assert list(scene.keeper.unknown()) == [Owner("u", "c")]
@@ -48,8 +49,6 @@ def test_answer_with_devices_counts_at_once() -> None:
         assert scene.known == {Owner("u", "c"): (NEAR,)}
         assert (scene.keeper.unknown(), scene.passes, len(scene.kubelet.at)) == ({}, 1, 1)
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize(
     "pod",
@@ -58,15 +57,12 @@ def test_answer_with_devices_counts_at_once() -> None:
         pytest.param(seen("u", claims=False), id="claims no CPUs"),
     ],
 )
-def test_kubelet_is_not_asked_for_other_pods(pod: SeenPod) -> None:
+async def test_kubelet_is_not_asked_for_other_pods(pod: SeenPod) -> None:
     """The kubelet is asked only for pods that have devices and claim CPUs."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.see(pod, live=["u"])
         await asyncio.sleep(0.05)
         assert scene.kubelet.at == []
-
-    stage(scenario)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +74,16 @@ def test_kubelet_is_not_asked_for_other_pods(pod: SeenPod) -> None:
         pytest.param("none", "prefer", True, id="the pod says so"),
     ],
 )
-def test_device_policy_enables_calls_to_the_kubelet(node: str, word: str, is_asked: bool) -> None:
+async def test_device_policy_enables_calls_to_the_kubelet(node: str, word: str, is_asked: bool) -> None:
     """The pod's policy overrides the node's, and an edit to `none` ends the calls."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(NodeConfig(device_policy=DevicePolicy(node))) as scene:
         scene.see(seen("u", word=word))
         assert set(scene.keeper.unknown()) == ({Owner("u", "c")} if is_asked else set())
         scene.see(seen("u", word="none"))
         assert scene.keeper.unknown() == {}
 
-    stage(scenario, NodeConfig(device_policy=DevicePolicy(node)))
 
-
-def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
+async def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
     """The pool of a pod with a budget is placed beside devices, so the kubelet is asked for them."""
     limits = {"cpu": 4}
     pod = SeenPod.of(
@@ -107,32 +100,25 @@ def test_pool_of_a_pod_needs_the_kubelets_answer() -> None:
             },
         }
     )
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.see(pod)
         assert set(scene.keeper.unknown()) == {Owner("u", "c")}
         await scene.calls(1)
         assert scene.known == {Owner("u", "c"): (NEAR,)}
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize(("irq", "is_asked"), [("devices", True), ("eth0", False)])
-def test_interrupts_of_devices_need_the_kubelets_answer(irq: str, is_asked: bool) -> None:
+async def test_interrupts_of_devices_need_the_kubelets_answer(irq: str, is_asked: bool) -> None:
     """The kubelet is asked for devices whose interrupts follow the container, also with `device-policy: none`."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(NodeConfig(device_policy=DevicePolicy.NONE)) as scene:
         scene.see(seen("u", irq=irq))
         assert set(scene.keeper.unknown()) == ({Owner("u", "c")} if is_asked else set())
 
-    stage(scenario, NodeConfig(device_policy=DevicePolicy.NONE))
 
-
-def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
+async def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
     """A pod may be listed before its devices, so an empty answer counts only after the sandbox started."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists()
         scene.see(seen("u"))
         await scene.calls(2)
@@ -141,13 +127,10 @@ def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert scene.known == {Owner("u", "c"): ()}
 
-    stage(scenario)
 
-
-def test_answer_requested_before_the_sandbox_does_not_count() -> None:
+async def test_answer_requested_before_the_sandbox_does_not_count() -> None:
     """Without NRI the first container shows the sandbox, and a call in flight at that time is too early."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         known: list[dict[Owner, tuple[Device, ...]]] = []  # when each call begins
 
         def show() -> None:
@@ -161,13 +144,10 @@ def test_answer_requested_before_the_sandbox_does_not_count() -> None:
         assert known[:2] == [{}, {}]
         assert scene.known == {Owner("u", "c"): ()}
 
-    stage(scenario)
 
-
-def test_answer_without_the_pod_changes_nothing() -> None:
+async def test_answer_without_the_pod_changes_nothing() -> None:
     """A restarted kubelet lists no pods at first: known devices are kept, and calls continue."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.see(seen("u"), live=["u"])
         await scene.calls(1)
@@ -178,14 +158,11 @@ def test_answer_without_the_pod_changes_nothing() -> None:
         assert scene.known == {Owner("u", "c"): (NEAR,)}
         assert list(scene.keeper.unknown()) == [Owner("v", "c")]
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize("before", ["API", "runtime"])
-def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
+async def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
     """For a pod with a reused name only an answer after the start of the new sandbox counts."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         if before == "runtime":
             scene.see(names={"old": ("ns", "a")})
@@ -201,25 +178,19 @@ def test_recreated_pod_does_not_get_stale_devices(before: str) -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert scene.known[Owner("new", "c")] == (Device(GPU, CPUSet([0])),)
 
-    stage(scenario)
 
-
-def test_duplicate_entries_of_a_pod_do_not_count() -> None:
+async def test_duplicate_entries_of_a_pod_do_not_count() -> None:
     """An old kubelet lists a finished pod beside a new one of the same name."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}, {"c": ()}]
         scene.see(seen("u"), live=["u"])
         await scene.calls(2)
         assert scene.known == {}
 
-    stage(scenario)
 
-
-def test_devices_are_kept_until_the_pod_is_deleted() -> None:
+async def test_devices_are_kept_until_the_pod_is_deleted() -> None:
     """Devices of a pod without live containers are kept until the API deletes the pod."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.see(seen("u"), live=["u"])
         await scene.calls(1)
@@ -228,46 +199,36 @@ def test_devices_are_kept_until_the_pod_is_deleted() -> None:
         scene.see()
         assert scene.known == {}
 
-    stage(scenario)
 
-
-def test_times_of_the_call_and_of_the_answer_are_kept_with_the_devices() -> None:
+async def test_times_of_the_call_and_of_the_answer_are_kept_with_the_devices() -> None:
     """The times at which the agent began to ask and knew the devices are kept until the pod is deleted."""
     clock = SetClock()
     kubelet = FakeList()
     keeper = KubeletDevices(kubelet, Metrics(), clock=clock, time_of_day=lambda: f"{clock.now:g}")  # type: ignore[arg-type]
-
-    async def run() -> None:
-        clock.now = 3
-        keeper.follow(observed(seen("u")), {})
-        await keeper._ask()
-        assert keeper.times == {}
-        clock.now = 5
-        kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
-        await keeper._ask()
-        assert keeper.times == {"u": DeviceTimes("3", "5")}
-        keeper.follow(observed(), {})
-        assert keeper.times == {}
-
-    asyncio.run(run())
+    clock.now = 3
+    keeper.follow(observed(seen("u")), {})
+    await keeper._ask()
+    assert keeper.times == {}
+    clock.now = 5
+    kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
+    await keeper._ask()
+    assert keeper.times == {"u": DeviceTimes("3", "5")}
+    keeper.follow(observed(), {})
+    assert keeper.times == {}
 
 
-def test_devices_of_a_checkpoint_are_not_requested_again() -> None:
+async def test_devices_of_a_checkpoint_are_not_requested_again() -> None:
     """Devices known from the checkpoint cause no call."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.keeper.resume({Owner("u", "c"): (NEAR,), Owner("gone", "c"): ()})
         scene.see(seen("u"), live=["u"])
         await asyncio.sleep(0.05)
         assert (scene.known, scene.kubelet.at) == ({Owner("u", "c"): (NEAR,)}, [])
 
-    stage(scenario)
 
-
-def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptureFixture) -> None:
     """The container's devices stay unknown with a reason and a log message, and no more calls."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.pods[("ns", "a")] = [{"c": None}]
         scene.see(seen("u"))
         await scene.calls(1)
@@ -277,8 +238,6 @@ def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptu
         assert len(scene.kubelet.at) == 1
         scene.see()
         assert scene.keeper.unknown() == {}
-
-    stage(scenario)
     assert "too many devices" in caplog.text
 
 
@@ -290,12 +249,11 @@ def test_a_container_with_too_many_devices_stays_unknown(caplog: pytest.LogCaptu
         pytest.param(TooLarge("5 MiB"), "too_large", "list of devices exceeds 4 MiB", id="too large"),
     ],
 )
-def test_failed_call_is_retried(
+async def test_failed_call_is_retried(
     error: Exception, result: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reason is logged once and counted; the first answer requests a pass."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.error = error
         scene.see(seen("u"))
         await scene.calls(3)
@@ -305,8 +263,6 @@ def test_failed_call_is_retried(
         scene.lists(NEAR)
         await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.passes) == ({Owner("u", "c"): (NEAR,)}, 2)
-
-    scene = stage(scenario)
     count = scene.metrics.registry.get_sample_value(
         "corepin_agent_podresources_calls_total", {"result": result}
     )
@@ -314,16 +270,13 @@ def test_failed_call_is_retried(
     assert caplog.text.count("devices not known") == 1
 
 
-def test_calls_and_waits_are_measured() -> None:
+async def test_calls_and_waits_are_measured() -> None:
     """Each call is in the histogram of calls, and each pod once in that of the time until its devices were known."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.see(seen("u"))
         await scene.calls(3)
         scene.lists(NEAR)
         await scene.calls(4)
-
-    scene = stage(scenario)
     value = scene.metrics.registry.get_sample_value
     assert value("corepin_agent_podresources_seconds_count") == 4
     assert value("corepin_agent_devices_unknown_seconds_count") == 1
@@ -332,17 +285,14 @@ def test_calls_and_waits_are_measured() -> None:
     assert 0.1 < waited < 0.3  # after 25, 75 and 175 ms
 
 
-def test_alternating_errors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_alternating_errors_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Each error is logged once until an answer succeeds, and again afterwards."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.see(seen("u"))
         for error in (Unavailable("slow"), Refused("junk"), Unavailable("slow"), None, Refused("junk")):
             scene.kubelet.error = error
             await scene.calls(len(scene.kubelet.at) + 1)
         assert "junk" in scene.keeper.unknown()[Owner("u", "c")]
-
-    stage(scenario)
     reasons = [record.__dict__["facts"]["reason"].rpartition(" ")[2] for record in caplog.records]
     assert reasons == ["slow", "junk", "junk"]
 
@@ -358,70 +308,57 @@ class SetClock:
         return self.now
 
 
-def test_passes_for_alternating_errors_are_rate_limited() -> None:
+async def test_passes_for_alternating_errors_are_rate_limited() -> None:
     """The first error requests a pass, and later ones at most one in ten seconds."""
-
-    async def run() -> None:
-        clock, kubelet, passes = SetClock(), FakeList(), list[int]()
-        keeper = KubeletDevices(kubelet, Metrics(), clock=clock)  # type: ignore[arg-type]
-        keeper.follow(observed(seen("u")), {})
-        errors = [Unavailable("slow"), Refused("junk"), TooLarge("12 MB"), None]
-        for second in range(60):
-            clock.now, kubelet.error = float(second), errors[second % 4]
-            if await keeper._ask():
-                passes.append(second)
-        assert passes[0] == 0
-        assert all(later - earlier >= REASON_SECONDS for earlier, later in pairwise(passes))
-        kubelet.error = None
-        kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
-        assert await keeper._ask()
-
-    asyncio.run(run())
+    clock, kubelet, passes = SetClock(), FakeList(), list[int]()
+    keeper = KubeletDevices(kubelet, Metrics(), clock=clock)  # type: ignore[arg-type]
+    keeper.follow(observed(seen("u")), {})
+    errors = [Unavailable("slow"), Refused("junk"), TooLarge("12 MB"), None]
+    for second in range(60):
+        clock.now, kubelet.error = float(second), errors[second % 4]
+        if await keeper._ask():
+            passes.append(second)
+    assert passes[0] == 0
+    assert all(later - earlier >= REASON_SECONDS for earlier, later in pairwise(passes))
+    kubelet.error = None
+    kubelet.pods[("ns", "a")] = [{"c": (NEAR,)}]
+    assert await keeper._ask()
 
 
-def test_missing_devices_are_reported_after_five_seconds() -> None:
+async def test_missing_devices_are_reported_after_five_seconds() -> None:
     """After five seconds the reason changes once, and requests a pass."""
-
-    async def run() -> None:
-        clock, owner = SetClock(), Owner("u", "c")
-        keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
-        keeper.follow(observed(seen("u")), {})
-        reasons, passes = [], []
-        for second in (0.0, LATE_SECONDS - 1, LATE_SECONDS, LATE_SECONDS + 1):
-            clock.now = second
-            passes.append(await keeper._ask())
-            reasons.append(keeper.unknown()[owner])
-        assert reasons == [DEVICES_NOT_NAMED, DEVICES_NOT_NAMED, LATE, LATE]
-        assert passes == [False, False, True, False]
-
-    asyncio.run(run())
+    clock, owner = SetClock(), Owner("u", "c")
+    keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
+    keeper.follow(observed(seen("u")), {})
+    reasons, passes = [], []
+    for second in (0.0, LATE_SECONDS - 1, LATE_SECONDS, LATE_SECONDS + 1):
+        clock.now = second
+        passes.append(await keeper._ask())
+        reasons.append(keeper.unknown()[owner])
+    assert reasons == [DEVICES_NOT_NAMED, DEVICES_NOT_NAMED, LATE, LATE]
+    assert passes == [False, False, True, False]
 
 
-def test_devices_of_every_late_pod_are_reported() -> None:
+async def test_devices_of_every_late_pod_are_reported() -> None:
     """A second pod that waits for five seconds requests a pass too, ten seconds after the first one's at the earliest."""
-
-    async def run() -> None:
-        clock = SetClock()
-        keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
-        first, second = seen("u"), seen("v", "b")
-        passes = []
-        for clock.now, pods in (
-            (0.0, (first,)),
-            (5.0, (first, second)),
-            (10.0, (first, second)),
-            (15.0, (second,)),
-        ):
-            keeper.follow(observed(*pods), {})
-            passes.append(await keeper._ask())
-        assert passes == [False, True, False, True]
-
-    asyncio.run(run())
+    clock = SetClock()
+    keeper = KubeletDevices(FakeList(), Metrics(), clock=clock)  # type: ignore[arg-type]
+    first, second = seen("u"), seen("v", "b")
+    passes = []
+    for clock.now, pods in (
+        (0.0, (first,)),
+        (5.0, (first, second)),
+        (10.0, (first, second)),
+        (15.0, (second,)),
+    ):
+        keeper.follow(observed(*pods), {})
+        passes.append(await keeper._ask())
+    assert passes == [False, True, False, True]
 
 
-def test_calls_for_a_pod_that_waits_for_minutes_are_rare() -> None:
+async def test_calls_for_a_pod_that_waits_for_minutes_are_rare() -> None:
     """After three minutes the kubelet is asked every 30 seconds, again at once at the sandbox, and each second if it fails."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(seconds=3600) as scene:
         scene.see(seen("u"))
         await asyncio.sleep(OLD_SECONDS)
         before = len(scene.kubelet.at)
@@ -438,13 +375,10 @@ def test_calls_for_a_pod_that_waits_for_minutes_are_rare() -> None:
         await asyncio.sleep(0.1)
         assert scene.known == {Owner("u", "c"): (NEAR,)}
 
-    stage(scenario, seconds=3600)
 
-
-def test_sandbox_in_the_runtimes_list_is_followed_by_a_call() -> None:
+async def test_sandbox_in_the_runtimes_list_is_followed_by_a_call() -> None:
     """Without NRI a pass shows the sandbox of a pod that has waited for minutes, and the kubelet is asked at once."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(seconds=3600) as scene:
         scene.see(seen("u"))
         await asyncio.sleep(OLD_SECONDS + 2 * LONGEST_SECONDS)
         scene.lists(NEAR)
@@ -452,20 +386,15 @@ def test_sandbox_in_the_runtimes_list_is_followed_by_a_call() -> None:
         await asyncio.sleep(0.1)
         assert scene.known == {Owner("u", "c"): (NEAR,)}
 
-    stage(scenario, seconds=3600)
 
-
-def test_calls_are_rate_limited() -> None:
+async def test_calls_are_rate_limited() -> None:
     """With new pods all the time there is a burst, then five calls a second on average."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         pods: list[SeenPod] = []
         while virtual_time.now() < 2:
             pods.append(seen(f"u{len(pods)}", f"p{len(pods)}"))
             scene.see(*pods)
             await asyncio.sleep(0.01)
-
-    scene = stage(scenario)
     at = scene.kubelet.at
     assert 5 <= len(at) <= BURST + 2 * CALLS_PER_SECOND + 1
     assert all(sum(start <= other < start + 1 for other in at) <= 10 for start in at)

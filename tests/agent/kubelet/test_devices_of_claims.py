@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pinning.machine.near import Device
 from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, Observed, Owner, SeenPod
 from tests.agent import virtual_time
 from tests.agent.kubelet.fake_list import FakeList
+from tests.environments.waiting import background
 from tests.pinning.machines import FLAT
 
 DRIVER, NIC = "gpu.example.com", "example.com/nic"
@@ -104,23 +106,19 @@ class Scene:
         return self.keeper.known().get(OWNER)
 
 
-def stage(scenario: Callable[[Scene], Awaitable[None]], *, looks_up: bool = True) -> None:
-    """Run a scenario beside the devices' task."""
+@asynccontextmanager
+async def stage(*, looks_up: bool = True) -> AsyncIterator[Scene]:
+    """Run the block beside the devices' task."""
+    scene = Scene(looks_up=looks_up)
 
-    async def run() -> None:
-        scene = Scene(looks_up=looks_up)
+    def request_pass() -> None:
+        scene.passes += 1
 
-        def request_pass() -> None:
-            scene.passes += 1
-
-        work = asyncio.create_task(scene.keeper.run(request_pass))
+    async with background(scene.keeper.run(request_pass)) as work:
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
-            await scenario(scene)
+            yield scene
         assert not work.done()
-        work.cancel()
-
-    asyncio.run(run())
 
 
 def listed(*claims: DynamicResource) -> ContainerResources:
@@ -166,10 +164,9 @@ def test_claimed_devices_are_read_after_those_of_plugins() -> None:
     assert devices_of(listed(claim("gpu", *many[:MOST_ENTRIES]))) is None
 
 
-def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
+async def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
     """A claim's device has its driver's name, PCI address and NUMA node; CPUs of a CPU driver are no devices."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.slices.addresses[GPU] = "0000:41:00.0"
         scene.lists(CPUS, GPU)
         scene.keeper.sandbox_started("u")
@@ -180,16 +177,13 @@ def test_device_of_a_claim_has_the_node_of_its_slice() -> None:
         assert scene.known == (Device(DRIVER, CPUSet([1]), "0000:41:00.0"),)
         assert (scene.passes, scene.keeper.unknown()) == (1, {})
 
-    stage(scenario)
 
-
-def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
+async def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
     """An answer without all claims is asked for again at the sandbox; a claim still missing is a device without a node.
 
     The other devices count in the meantime.
     """
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(Device(NIC, CPUSet([0])), GPU)
         scene.see(pod("gpu", "nic", plugin=True))
         await scene.calls(2)
@@ -200,13 +194,10 @@ def test_answer_without_all_claims_waits_for_the_sandbox() -> None:
         await scene.calls()
         assert scene.known == (*first, Device("resourceclaim/nic", EMPTY))
 
-    stage(scenario)
 
-
-def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
+async def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
     """An answer from before the sandbox is asked for again, because a claim of two drivers is prepared in parts."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(GPU)
         scene.see(pod("gpu"))
         await scene.calls()
@@ -226,13 +217,10 @@ def test_early_answer_is_asked_for_again_at_the_sandbox() -> None:
         scene.see()
         assert scene.known is None
 
-    stage(scenario)
 
-
-def test_equal_answer_at_the_sandbox_requests_a_pass() -> None:
+async def test_equal_answer_at_the_sandbox_requests_a_pass() -> None:
     """An unchanged answer after the sandbox started is final and requests a pass."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(GPU)
         scene.see(pod("gpu"))
         await scene.calls()
@@ -240,13 +228,10 @@ def test_equal_answer_at_the_sandbox_requests_a_pass() -> None:
         await scene.calls()
         assert (scene.passes, len(scene.kubelet.at), scene.keeper.unknown()) == (2, 2, {})
 
-    stage(scenario)
 
-
-def test_pod_waits_for_slices_with_their_reason() -> None:
+async def test_pod_waits_for_slices_with_their_reason() -> None:
     """A pod waits with the reason while ResourceSlices cannot be read; a new list triggers the next call."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.slices.nodes, scene.slices.why = {}, "the ResourceSlices cannot be read: no right"
         scene.lists(GPU)
         scene.see(pod("gpu"))
@@ -261,8 +246,6 @@ def test_pod_waits_for_slices_with_their_reason() -> None:
         scene.see()
         assert scene.keeper.unknown() == {}
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize(
     ("seen", "known"),
@@ -272,10 +255,11 @@ def test_pod_waits_for_slices_with_their_reason() -> None:
         pytest.param(pod("gpu", plugin=True), (PLUGGED,), id="named beside a device of a plugin"),
     ],
 )
-def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[Device, ...] | None) -> None:
+async def test_without_the_component_claims_cause_no_call(
+    seen: SeenPod, known: tuple[Device, ...] | None
+) -> None:
     """Without the claims component claims cause no call; devices of extended resources have no NUMA node."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(looks_up=False) as scene:
         scene.lists(*([PLUGGED] if PLUGGED in (known or ()) else []), GPU)
         scene.see(seen)
         await asyncio.sleep(0.05)
@@ -283,15 +267,10 @@ def test_without_the_component_claims_cause_no_call(seen: SeenPod, known: tuple[
         assert scene.known == known
         assert (scene.keeper.unknown(), scene.keeper.looks_up_claims) == ({}, False)
 
-    stage(scenario, looks_up=False)
 
-
-def test_device_policy_none_causes_no_call_for_claims() -> None:
+async def test_device_policy_none_causes_no_call_for_claims() -> None:
     """With `device-policy: none` the kubelet is not asked for the devices of claims."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.see(pod("gpu", word="none"))
         await asyncio.sleep(0.05)
         assert (scene.kubelet.at, scene.keeper.unknown()) == ([], {})
-
-    stage(scenario)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Observed, SeenPod
 from tests.agent.kubelet.fake_kubelet import GPU, NIC, FakeKubelet, entry, listed
 from tests.agent.states import MACHINE, bound
+from tests.environments.waiting import background
 from tests.pods import container
 
 if TYPE_CHECKING:
@@ -95,25 +97,19 @@ class Scene:
             await asyncio.sleep(0)
 
 
-def stage(scenario: Callable[[Scene], Awaitable[None]]) -> Scene:
-    """Run a scenario beside the watch's task."""
+@asynccontextmanager
+async def stage() -> AsyncIterator[Scene]:
+    """Run the block beside the watch's task."""
     scene = Scene()
-
-    async def run() -> None:
-        work = asyncio.create_task(scene.watch.run(scene.request_pass))
+    async with background(scene.watch.run(scene.request_pass)) as work:
         async with asyncio.timeout(30):
-            await scenario(scene)
+            yield scene
         assert not work.done()
-        work.cancel()
-
-    asyncio.run(run())
-    return scene
 
 
-def test_it_asks_when_pods_with_devices_come_and_go() -> None:
+async def test_it_asks_when_pods_with_devices_come_and_go() -> None:
     """The kubelet is asked at start and when a pod with devices appears or ends; a changed answer requests a pass."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         assert scene.watch.known() is None
         await scene.calls(1)
         assert (scene.watch.known(), scene.passes) == (ONE, 1)
@@ -127,8 +123,6 @@ def test_it_asks_when_pods_with_devices_come_and_go() -> None:
         scene.watch.follow(observed("c"))
         await scene.calls(6)
         assert (scene.watch.known(), scene.passes) == (OTHER, 2)
-
-    stage(scenario)
 
 
 def test_other_pods_are_not_asked_for() -> None:
@@ -145,7 +139,7 @@ def test_other_pods_are_not_asked_for() -> None:
     assert not scene.watch._wake.is_set()
 
 
-def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any change the kubelet is asked at growing intervals, because devices fail and recover."""
     waits: list[float] = []
     timeout = asyncio.timeout
@@ -154,12 +148,10 @@ def test_it_asks_again_without_a_change(monkeypatch: pytest.MonkeyPatch) -> None
         waits.append(seconds)
         return timeout(0)
 
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         monkeypatch.setattr("agent.kubelet.free_devices.asyncio.timeout", shortened)
         await scene.calls(9)
         monkeypatch.undo()
-
-    stage(scenario)
     assert waits[:8] == [0.25, 0.5, 1, 2, 4, 8, 10, 10]
 
 
@@ -176,10 +168,9 @@ def test_changes_without_end_are_asked_for_at_a_limited_rate() -> None:
     assert len(starts) <= 12
 
 
-def test_a_round_waits_while_waiting_pods_use_the_calls_of_the_socket() -> None:
+async def test_a_round_waits_while_waiting_pods_use_the_calls_of_the_socket() -> None:
     """A round of two calls begins when the limit of the socket, which waiting pods share, allows both."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.limit.bucket.seconds = 0.001
         scene.limit.bucket.spend(scene.kubelet.now, scene.limit.bucket.burst)
         await asyncio.sleep(0)
@@ -190,13 +181,11 @@ def test_a_round_waits_while_waiting_pods_use_the_calls_of_the_socket() -> None:
         scene.kubelet.now += 0.001
         await scene.calls(1)
 
-    stage(scenario)
 
-
-def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
     """The last answer is used for a minute; then nothing is known until the kubelet answers. The log has one line."""
-
-    async def scenario(scene: Scene) -> None:
+    caplog.set_level(logging.WARNING, "agent.kubelet.free_devices")
+    async with stage() as scene:
         scene.kubelet.seconds = STALE_SECONDS / 2 - 1
         await scene.calls(1)
         scene.kubelet.error = Unavailable("later")
@@ -211,21 +200,17 @@ def test_a_silent_kubelet(caplog: pytest.LogCaptureFixture) -> None:
         await scene.calls(6)
         assert scene.watch.known() == ONE
 
-    with caplog.at_level(logging.WARNING, "agent.kubelet.free_devices"):
-        assert stage(scenario).passes == 3
+        assert scene.passes == 3
     assert [record.message for record in caplog.records] == ["free devices not known"]
 
 
 @pytest.mark.parametrize("error", [Refused("junk"), TooLarge("12 MB")])
-def test_answers_that_cannot_be_read_are_no_devices(error: AgentError) -> None:
+async def test_answers_that_cannot_be_read_are_no_devices(error: AgentError) -> None:
     """An answer that cannot be read leaves the free devices unknown and requests no pass."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.error = error
         scene.watch.follow(observed("a"))
         await scene.calls(2)
-
-    scene = stage(scenario)
     assert (scene.watch.known(), scene.passes) == (None, 0)
 
 
@@ -235,13 +220,11 @@ async def test_it_runs_beside_the_devices_of_waiting_pods() -> None:
     silent = DeviceList(Path("/nowhere"))
     assert KubeletDevices(silent, Metrics()).free() is None
     keeper = KubeletDevices(silent, Metrics(), free=scene.watch)
-    work = asyncio.create_task(keeper.run(scene.request_pass))
-    async with asyncio.timeout(30):
+    async with background(keeper.run(scene.request_pass)), asyncio.timeout(30):
         await scene.calls(1)
         keeper.follow(observed("a"), {})
         await scene.calls(2)
-    assert keeper.free() == ONE
-    work.cancel()
+        assert keeper.free() == ONE
 
 
 def test_free_devices_are_counted_by_their_nodes() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -24,17 +25,11 @@ SILENT = "the kubelet does not report which CPUs it assigned"
 ONE = pod("a", {"main": [2, 3]})
 
 
-def play(
-    tmp_path: Path, scenario: Callable[[FakeKubelet, PodResources], Awaitable[None]], seconds: float = 0.1
-) -> None:
-    """Run a scenario with a kubelet that does not serve yet, and a client with a timeout in seconds."""
-
-    async def run() -> None:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        client = PodResources(fake.socket, timeout_seconds=seconds)
-        await scenario(fake, client)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def kubelet(tmp_path: Path, seconds: float = 0.1) -> AsyncIterator[tuple[FakeKubelet, PodResources]]:
+    """Yield a kubelet that does not serve yet, and a client with a timeout in seconds."""
+    fake = FakeKubelet(tmp_path / "kubelet.sock")
+    yield fake, PodResources(fake.socket, timeout_seconds=seconds)
 
 
 def exclusive(*pods: Pod) -> dict[str, str]:
@@ -82,10 +77,9 @@ def test_impossible_cpus_are_an_error(cpus: list[int]) -> None:
         exclusive(pod("b", {"main": []}, cpus=cpus))
 
 
-def test_client_reconnects_to_the_kubelet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_reconnects_to_the_kubelet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without the kubelet the answer is None, which is logged once for each outage."""
-
-    async def scenario(fake: FakeKubelet, client: PodResources) -> None:
+    async with kubelet(tmp_path) as (fake, client):
         fake.lists(ONE, pod("b", {"main": []}))
         expected = {"ns/a/main": CPUSet([2, 3]), "ns/b/main": EMPTY}
         assert await client.exclusive() is None
@@ -96,8 +90,6 @@ def test_client_reconnects_to_the_kubelet(tmp_path: Path, caplog: pytest.LogCapt
         fake.socket.unlink(missing_ok=True)
         async with fake.serving():
             assert await answered(client) == expected
-
-    play(tmp_path, scenario)
     ours = [record for record in caplog.records if record.name == "agent.kubelet.pod_resources"]
     assert [record.getMessage() for record in ours] == [SILENT, SILENT]
 
@@ -122,40 +114,28 @@ async def answered(client: PodResources) -> object:
         pytest.param(b"\x00" * (17 * 2**20), id="longer than any answer"),
     ],
 )
-def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
+async def test_invalid_answers_are_none(tmp_path: Path, answer: bytes) -> None:
     """An invalid answer is None, as without a kubelet, and the next valid one counts."""
-
-    async def scenario(fake: FakeKubelet, client: PodResources) -> None:
-        async with fake.serving():
-            fake.answer = answer
-            assert await client.exclusive() is None
-            fake.lists(ONE)
-            assert await answered(client) == {"ns/a/main": CPUSet([2, 3])}
-
-    play(tmp_path, scenario)
+    async with kubelet(tmp_path) as (fake, client), fake.serving():
+        fake.answer = answer
+        assert await client.exclusive() is None
+        fake.lists(ONE)
+        assert await answered(client) == {"ns/a/main": CPUSet([2, 3])}
 
 
-def test_timeout_of_the_kubelet_is_none(tmp_path: Path) -> None:
+async def test_timeout_of_the_kubelet_is_none(tmp_path: Path) -> None:
     """The answer of a kubelet that hangs is None."""
-
-    async def scenario(fake: FakeKubelet, client: PodResources) -> None:
-        async with fake.serving():
-            fake.hangs = True
-            assert await client.exclusive() is None
-
-    play(tmp_path, scenario)
+    async with kubelet(tmp_path) as (fake, client), fake.serving():
+        fake.hangs = True
+        assert await client.exclusive() is None
 
 
-def test_rate_limit_of_the_kubelet_is_none(tmp_path: Path) -> None:
+async def test_rate_limit_of_the_kubelet_is_none(tmp_path: Path) -> None:
     """A refusal by the kubelet's rate limit is None, and the call is not repeated."""
-
-    async def scenario(fake: FakeKubelet, client: PodResources) -> None:
-        async with fake.serving():
-            fake.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-            assert await client.exclusive() is None
-            assert fake.asked == 1
-
-    play(tmp_path, scenario, seconds=60)
+    async with kubelet(tmp_path, seconds=60) as (fake, client), fake.serving():
+        fake.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        assert await client.exclusive() is None
+        assert fake.asked == 1
 
 
 def test_socket_is_beside_the_kubelets_state() -> None:
@@ -164,24 +144,20 @@ def test_socket_is_beside_the_kubelets_state() -> None:
     assert socket_beside(state) == Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
-def test_devices_of_a_long_list_are_not_kept(tmp_path: Path) -> None:
+async def test_devices_of_a_long_list_are_not_kept(tmp_path: Path) -> None:
     """A list of 15 MiB with many devices is read in less than half its size."""
     devices = [field(1, b"example.com/vf"), *(field(2, f"{number:026}".encode()) for number in range(5000))]
     crowded = field(3, field(1, b"main") + field(2, b"".join(devices)) + field(3, bytes([2, 3])))
     pods = (field(1, field(1, f"p{n}".encode()) + field(2, b"ns") + crowded) for n in range(100))
     answer = b"".join(pods)
     assert 13 << 20 < len(answer) < 16 << 20
-
-    async def ask() -> dict[str, float]:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        fake.answer = answer
-        async with fake.serving():
-            command = [sys.executable, "-m", "tests.agent.kubelet.pod_resources_cost", str(fake.socket)]
-            done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-        result: dict[str, float] = json.loads(done.stdout)
-        return result
-
-    found = asyncio.run(ask())
+    fake = FakeKubelet(tmp_path / "kubelet.sock")
+    fake.answer = answer
+    async with fake.serving():
+        command = [sys.executable, "-m", "tests.agent.kubelet.pod_resources_cost", str(fake.socket)]
+        done = await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    found = result
     assert found["containers"] == 100
     assert found["peak"] - found["start"] < 7
 

@@ -12,19 +12,19 @@ import pytest
 
 from agent.errors import Refused, TooLarge, Unavailable
 from agent.kubelet.device_answers import ANSWER_SECONDS, SLOW, SLOW_SECONDS
-from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice, DeviceList, Entries, Named
+from agent.kubelet.device_list import MOST_ENTRIES, ClaimedDevice, Entries, Named
 from agent.kubelet.devices import LATE, LATE_FOR_SOME, LATE_SECONDS, TOO_MANY
-from agent.kubelet.free_devices import FreeDeviceList
-from agent.kubelet.pod_resources import PodResources
 from agent.kubelet.waiting_pods import Waiting, merged
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.machine.near import Device
 from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, Owner, SeenPod
 from tests.agent.kubelet.device_scene import Scene, observed, seen, stage
-from tests.agent.kubelet.fake_kubelet import GPU, FakeKubelet
+from tests.agent.kubelet.fake_kubelet import GPU
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
+
+pytestmark = pytest.mark.virtual_time
 
 
 NIC, DONGLE = "example.com/nic", "example.com/dongle"
@@ -50,10 +50,9 @@ def pod(*containers: dict[str, Any], init: dict[str, Any] | None = None) -> Seen
 BOTH = pod({GPU: 1, NIC: 1})
 
 
-def test_first_plugins_devices_count_and_more_may_follow() -> None:
+async def test_first_plugins_devices_count_and_more_may_follow() -> None:
     """The container is placed beside the first plugin's device, and the kubelet is asked until it lists the second."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await scene.calls(2)
@@ -68,13 +67,10 @@ def test_first_plugins_devices_count_and_more_may_follow() -> None:
         await asyncio.sleep(0.1)
         assert len(scene.kubelet.at) == calls
 
-    stage(scenario)
 
-
-def test_answer_after_the_sandbox_is_final() -> None:
+async def test_answer_after_the_sandbox_is_final() -> None:
     """The answer after the sandbox started is final, though a resource without a device plugin is missing in it."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await scene.calls(1)
@@ -83,13 +79,10 @@ def test_answer_after_the_sandbox_is_final() -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.keeper.unknown(), scene.passes) == ({OWNER: (FIRST,)}, {}, 2)
 
-    stage(scenario)
 
-
-def test_late_sandbox_is_no_failure_of_the_kubelet() -> None:
+async def test_late_sandbox_is_no_failure_of_the_kubelet() -> None:
     """After five seconds without a sandbox the reason names it, in one pass; a failed call has another reason."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await asyncio.sleep(2 * LATE_SECONDS)
@@ -99,26 +92,20 @@ def test_late_sandbox_is_no_failure_of_the_kubelet() -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert "silent" in scene.keeper.unknown()[OWNER]
 
-    stage(scenario)
 
-
-def test_restarted_agent_asks_again() -> None:
+async def test_restarted_agent_asks_again() -> None:
     """A restarted agent asks for the devices of a container whose answer may have been incomplete."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST, SECOND)
         scene.keeper.resume({})
         scene.see(BOTH, live=["u"])
         await scene.calls(1)
         assert scene.known == {OWNER: (FIRST, SECOND)}
 
-    stage(scenario)
 
-
-def test_partial_devices_of_a_checkpoint_are_asked_for_again() -> None:
+async def test_partial_devices_of_a_checkpoint_are_asked_for_again() -> None:
     """An earlier agent saved the first plugin's devices as all; while no container of the pod runs, more may follow."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.keeper.resume({OWNER: (FIRST,)})
         scene.lists(FIRST)
         scene.see(BOTH)
@@ -128,8 +115,6 @@ def test_partial_devices_of_a_checkpoint_are_asked_for_again() -> None:
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST, SECOND)}, {})
         assert scene.passes == 1
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize(
     ("saved", "live"),
@@ -138,23 +123,21 @@ def test_partial_devices_of_a_checkpoint_are_asked_for_again() -> None:
         pytest.param((FIRST,), ("u",), id="a container runs"),
     ],
 )
-def test_other_devices_of_a_checkpoint_are_final(saved: tuple[Device, ...], live: tuple[str, ...]) -> None:
+async def test_other_devices_of_a_checkpoint_are_final(
+    saved: tuple[Device, ...], live: tuple[str, ...]
+) -> None:
     """Devices of each resource are all there are; a running container was placed beside those that were saved."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.keeper.resume({OWNER: saved})
         scene.see(BOTH, live=live)
         scene.see(BOTH)
         await asyncio.sleep(0.1)
         assert (scene.known, scene.keeper.unknown(), scene.kubelet.at) == ({OWNER: saved}, {}, [])
 
-    stage(scenario)
 
-
-def test_devices_of_a_checkpoint_are_final_until_the_runtime_lists_its_containers() -> None:
+async def test_devices_of_a_checkpoint_are_final_until_the_runtime_lists_its_containers() -> None:
     """While the runtime has not listed all containers, it is not known whether one of the pod runs."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.keeper.resume({OWNER: (FIRST,)})
         scene.keeper.follow(replace(observed(BOTH), containers_complete=False), {})
         assert scene.keeper.unknown() == {}
@@ -162,13 +145,10 @@ def test_devices_of_a_checkpoint_are_final_until_the_runtime_lists_its_container
         await asyncio.sleep(0.1)
         assert (scene.keeper.unknown(), scene.kubelet.at) == ({}, [])
 
-    stage(scenario)
 
-
-def test_containers_of_one_plugin_each_are_known_together() -> None:
+async def test_containers_of_one_plugin_each_are_known_together() -> None:
     """While one container of a pod lacks its devices, those of all its containers count as incomplete."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.pods[("ns", "a")] = [{"c": (FIRST,), "d": ()}]
         scene.see(pod({GPU: 1}, {NIC: 1}, init={DONGLE: 1}))
         await scene.calls(1)
@@ -179,8 +159,6 @@ def test_containers_of_one_plugin_each_are_known_together() -> None:
         assert scene.known == {OWNER: (FIRST,), OTHER: (SECOND,)}
         assert scene.keeper.unknown() == {}
 
-    stage(scenario)
-
 
 @pytest.mark.parametrize(
     "amounts",
@@ -190,22 +168,18 @@ def test_containers_of_one_plugin_each_are_known_together() -> None:
         pytest.param({GPU: 1, "corepin.io/whole-cores": 1}, id="no device of another"),
     ],
 )
-def test_all_devices_of_one_resource_come_at_once(amounts: dict[str, Any]) -> None:
+async def test_all_devices_of_one_resource_come_at_once(amounts: dict[str, Any]) -> None:
     """The first answer with devices of a single resource is final."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST, FIRST)
         scene.see(pod(amounts))
         await scene.calls(1)
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST, FIRST)}, {})
 
-    stage(scenario)
 
-
-def test_later_answer_without_a_device_forgets_none() -> None:
+async def test_later_answer_without_a_device_forgets_none() -> None:
     """Devices of an earlier answer are kept if a later one lacks them, because a pod never loses devices."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await scene.calls(1)
@@ -217,25 +191,19 @@ def test_later_answer_without_a_device_forgets_none() -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert scene.known == {OWNER: (SECOND, FIRST)}
 
-    stage(scenario)
 
-
-def test_first_devices_of_another_pod_of_the_name_do_not_count() -> None:
+async def test_first_devices_of_another_pod_of_the_name_do_not_count() -> None:
     """Partial devices do not count while two pods have the same name, because they may be the other pod's."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH, names={"old": ("ns", "a")})
         await scene.calls(2)
         assert scene.known == {}
 
-    stage(scenario)
 
-
-def test_too_many_devices_later_are_not_all_known() -> None:
+async def test_too_many_devices_later_are_not_all_known() -> None:
     """If a later answer has too many devices, the first device is kept and the container has the reason."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await scene.calls(1)
@@ -243,13 +211,10 @@ def test_too_many_devices_later_are_not_all_known() -> None:
         await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: TOO_MANY})
 
-    stage(scenario)
 
-
-def test_deleted_pods_are_forgotten() -> None:
+async def test_deleted_pods_are_forgotten() -> None:
     """A pod that is deleted before its sandbox starts causes no more calls."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(FIRST)
         scene.see(BOTH)
         await scene.calls(1)
@@ -258,8 +223,6 @@ def test_deleted_pods_are_forgotten() -> None:
         calls = len(scene.kubelet.at)
         await asyncio.sleep(1.5)
         assert len(scene.kubelet.at) == calls
-
-    stage(scenario)
 
 
 @pytest.mark.parametrize(
@@ -303,27 +266,9 @@ def test_merged_answers() -> None:
 NEAR = Device(GPU, CPUSet([1]))
 
 
-def test_calls_for_devices_wait_longer_than_those_of_passes(tmp_path: Path) -> None:
-    """The limit for lists of devices is ANSWER_SECONDS; a call for which a pass waits has two seconds."""
-
-    async def run() -> list[float]:
-        fake = FakeKubelet(tmp_path / "kubelet.sock")
-        async with fake.serving():
-            await DeviceList(fake.socket).ask({("ns", "a")})
-            await FreeDeviceList(fake.socket).ask()
-            await PodResources(fake.socket).ask()
-        return fake.limits
-
-    *devices, cpus = asyncio.run(run())
-    assert len(devices) == 3
-    assert all(SLOW_SECONDS < limit <= ANSWER_SECONDS for limit in devices)
-    assert cpus <= 2.0
-
-
-def test_late_answer_counts_and_its_reason_is_shown_before() -> None:
+async def test_late_answer_counts_and_its_reason_is_shown_before() -> None:
     """An answer after three seconds counts; after two seconds a pass is requested for the reason."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.kubelet.seconds = 3.0
         scene.see(seen("u", word="require"))
@@ -335,13 +280,10 @@ def test_late_answer_counts_and_its_reason_is_shown_before() -> None:
         assert (scene.known, scene.keeper.unknown(), scene.passes) == ({OWNER: (NEAR,)}, {}, 2)
         assert len(scene.kubelet.at) == 1
 
-    stage(scenario)
 
-
-def test_pod_that_starts_beside_a_late_call_is_asked_for_next() -> None:
+async def test_pod_that_starts_beside_a_late_call_is_asked_for_next() -> None:
     """One call is in flight, the next one asks for every pod that waits then."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.lists(NEAR)
         scene.lists(NEAR, name="b")
         scene.kubelet.seconds = 3.0
@@ -352,32 +294,33 @@ def test_pod_that_starts_beside_a_late_call_is_asked_for_next() -> None:
         assert len(scene.kubelet.at) == 2
         assert scene.known == {OWNER: (NEAR,), Owner("v", "c"): (NEAR,)}
 
-    stage(scenario)
 
-
-def test_silent_kubelet_has_one_reason_and_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_silent_kubelet_has_one_reason_and_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The end of a call without an answer repeats the reason, which causes no further pass."""
-
-    async def scenario(scene: Scene) -> None:
+    caplog.set_level(logging.WARNING, "agent.kubelet.call_results")
+    async with stage(seconds=60) as scene:
         scene.kubelet.seconds, scene.kubelet.error = ANSWER_SECONDS, Unavailable("no answer in 10.0 s")
         scene.see(seen("u"))
         await asyncio.sleep(5 * ANSWER_SECONDS)
         assert (scene.keeper.unknown(), scene.passes) == ({OWNER: SLOW}, 1)
         assert 4 <= len(scene.kubelet.at) <= 5
-
-    with caplog.at_level(logging.WARNING, "agent.kubelet.call_results"):
-        stage(scenario, seconds=60)
     assert [record.__dict__["facts"]["reason"] for record in caplog.records] == [SLOW]
 
 
 @pytest.mark.parametrize("answers", [[3.0], [3.0, 3.0, 0.5]], ids=["late", "two of three late"])
-def test_slow_kubelet_changes_no_reason_back_and_logs_one_line(
+async def test_slow_kubelet_changes_no_reason_back_and_logs_one_line(
     answers: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only the first late call of a kubelet that answers is shown; afterwards a pod waits for one reason."""
+    caplog.set_level(logging.WARNING, "agent.kubelet.call_results")
     reasons: list[str] = []
 
-    async def scenario(scene: Scene) -> None:
+    def vary(scene: Scene) -> None:
+        scene.kubelet.seconds = answers[(len(scene.kubelet.at) - 1) % len(answers)]
+
+    async with stage(seconds=61) as scene:
         scene.kubelet.hook = lambda: vary(scene)
         scene.see(seen("u", word="require"))
         for _ in range(600):
@@ -385,20 +328,13 @@ def test_slow_kubelet_changes_no_reason_back_and_logs_one_line(
             reasons.append(scene.keeper.unknown()[OWNER])
         assert len(scene.kubelet.at) > 10
         assert scene.passes <= 3
-
-    def vary(scene: Scene) -> None:
-        scene.kubelet.seconds = answers[(len(scene.kubelet.at) - 1) % len(answers)]
-
-    with caplog.at_level(logging.WARNING, "agent.kubelet.call_results"):
-        stage(scenario, seconds=61)
     assert [reason for reason, _ in groupby(reasons)] == [DEVICES_NOT_NAMED, SLOW, DEVICES_NOT_NAMED, LATE]
     assert [record.__dict__["facts"]["reason"] for record in caplog.records] == [SLOW]
 
 
-def test_slow_kubelet_that_stops_answering_is_shown_at_the_end_of_its_call() -> None:
+async def test_slow_kubelet_that_stops_answering_is_shown_at_the_end_of_its_call() -> None:
     """After late answers the wait for one is no reason; the first call without an answer is."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage(seconds=60) as scene:
         scene.kubelet.seconds = 3.0
         scene.see(seen("u"))
         await scene.calls(3)
@@ -407,8 +343,6 @@ def test_slow_kubelet_that_stops_answering_is_shown_at_the_end_of_its_call() -> 
         assert scene.keeper.unknown() == {OWNER: LATE}
         await asyncio.sleep(0.1)
         assert scene.keeper.unknown() == {OWNER: SLOW}
-
-    stage(scenario, seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -419,13 +353,10 @@ def test_slow_kubelet_that_stops_answering_is_shown_at_the_end_of_its_call() -> 
         (Unavailable("no answer in 10.0 s"), SLOW),
     ],
 )
-def test_late_answer_that_cannot_be_read_has_its_own_reason(error: Exception, reason: str) -> None:
+async def test_late_answer_that_cannot_be_read_has_its_own_reason(error: Exception, reason: str) -> None:
     """A late answer that is refused replaces the reason of the wait; the end of the wait repeats it."""
-
-    async def scenario(scene: Scene) -> None:
+    async with stage() as scene:
         scene.kubelet.seconds, scene.kubelet.error = 3.0, error
         scene.see(seen("u"))
         await asyncio.sleep(3.1)
         assert reason in scene.keeper.unknown()[OWNER]
-
-    stage(scenario)

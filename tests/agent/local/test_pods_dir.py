@@ -176,7 +176,7 @@ def test_missing_folder_keeps_the_pods(source: PodsDir, tmp_path: Path) -> None:
     assert "make the folder" in source.problems[""]
 
 
-def test_changes_are_reported_at_once(tmp_path: Path) -> None:
+async def test_changes_are_reported_at_once(tmp_path: Path) -> None:
     """Writing, replacing and removing a file are reported by inotify, a rename as one change."""
     first, beside = tmp_path / "a.yaml", tmp_path / ".a.yaml.new"
     beside.write_text(manifest("a", "none"))
@@ -186,21 +186,17 @@ def test_changes_are_reported_at_once(tmp_path: Path) -> None:
         (lambda: beside.rename(first), ["a none"]),
         (first.unlink, []),
     ]
-
-    async def edit() -> None:
-        source, changed = PodsDir(tmp_path), asyncio.Event()
-        async with background(source.watch(changed.set)):
+    source, changed = PodsDir(tmp_path), asyncio.Event()
+    async with background(source.watch(changed.set)):
+        await asyncio.wait_for(changed.wait(), SECONDS)
+        for act, shown in edits:
+            changed.clear()
+            act()
             await asyncio.wait_for(changed.wait(), SECONDS)
-            for act, shown in edits:
-                changed.clear()
-                act()
-                await asyncio.wait_for(changed.wait(), SECONDS)
-                assert [f"{name} {policy(source, name)}" for name in names(source)] == shown
-
-    asyncio.run(edit())
+            assert [f"{name} {policy(source, name)}" for name in names(source)] == shown
 
 
-def test_one_change_causes_one_read(tmp_path: Path) -> None:
+async def test_one_change_causes_one_read(tmp_path: Path) -> None:
     """The folder is not read again for the event that caused the read."""
     looks: list[object] = []
 
@@ -209,18 +205,15 @@ def test_one_change_causes_one_read(tmp_path: Path) -> None:
             looks.append(closed)
             return super().look(closed)
 
-    async def edit() -> None:
-        source, changed = Counting(tmp_path), asyncio.Event()
-        async with background(source.watch(changed.set)):
-            await asyncio.wait_for(changed.wait(), SECONDS)
-            looks.clear()
-            changed.clear()
-            write(tmp_path / "a.yaml", manifest("a"))
-            await asyncio.wait_for(changed.wait(), SECONDS)
-            for _ in range(10):
-                await asyncio.sleep(0)
-
-    asyncio.run(edit())
+    source, changed = Counting(tmp_path), asyncio.Event()
+    async with background(source.watch(changed.set)):
+        await asyncio.wait_for(changed.wait(), SECONDS)
+        looks.clear()
+        changed.clear()
+        write(tmp_path / "a.yaml", manifest("a"))
+        await asyncio.wait_for(changed.wait(), SECONDS)
+        for _ in range(10):
+            await asyncio.sleep(0)
     assert looks == [frozenset({"a.yaml"})]
 
 

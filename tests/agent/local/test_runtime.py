@@ -22,18 +22,17 @@ from agent.local.pods_dir import PodsDir
 from agent.local.runtime import open_local
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import State
-from tests.agent.local.world import LAST, UID, World, app, reap, run, running
+from tests.agent.local.world import LAST, UID, World, agent_of, app, reap, running
 
 LOOKS = 100  # one in nine reads of a process's environment meets an execve(2): all miss it once in a hundred thousand runs
 TELL = "grep Cpus_allowed_list /proc/self/status"
 GRACE_SECONDS = 3  # grace period in which even a starved shell logs the SIGTERM; the test waits for all of it
 
 
-def test_container_starts_on_the_sent_cpus(world: World) -> None:
+async def test_container_starts_on_the_sent_cpus(world: World) -> None:
     """A container that was sent CPUs while created runs its first instruction on them."""
     world.put(app(command=f"{TELL}; exec sleep 1000"))
-
-    async def steps() -> None:
+    async with agent_of(world):
         found = await world.until(running("app"))
         container = found["app"]
         assert (container.pod_uid, container.namespace, container.pod, container.cgroup) == (
@@ -48,14 +47,13 @@ def test_container_starts_on_the_sent_cpus(world: World) -> None:
             lambda: world.cgroups.pids(world.cgroup("app")) == [container.pid]
         )  # printed after its `grep` has ended
 
-    run(world, steps())
 
-
-def test_container_without_sent_cpus_starts(world: World) -> None:
+async def test_container_without_sent_cpus_starts(world: World) -> None:
     """A container for which the agent sends no CPUs starts with the next listing."""
     world.put(app())
     world.sent = None
-    run(world, _check_runs(world))
+    async with agent_of(world):
+        await _check_runs(world)
 
 
 async def _check_runs(world: World) -> None:
@@ -63,11 +61,10 @@ async def _check_runs(world: World) -> None:
     assert world.cpusets.read(str(found["app"].cgroup)) >= LAST
 
 
-def test_running_container_is_moved(world: World) -> None:
+async def test_running_container_is_moved(world: World) -> None:
     """New CPUs apply to the process and its children at once."""
     world.put(app(command="sleep 1000 & wait"))
-
-    async def steps() -> None:
+    async with agent_of(world):
         container = (await world.until(running("app")))["app"]
         await world.until_seen(lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2)
         await world.runtime.update_cpus(container.id, CPUSet(os.sched_getaffinity(0)))
@@ -78,40 +75,31 @@ def test_running_container_is_moved(world: World) -> None:
         await world.runtime.update_cpus(container.id, LAST)
         assert world.tasks.stray_tasks(world.cgroup("app"), LAST).outside == ()
 
-    run(world, steps())
 
-
-def test_memory_is_bound_before_the_start(world: World) -> None:
+async def test_memory_is_bound_before_the_start(world: World) -> None:
     """A created container starts with memory of the sent node; with affinity alone memory is unknown."""
     world.sent_mems = CPUSet([0])
     world.put(app())
-
-    async def steps() -> None:
+    async with agent_of(world):
         cgroup = str((await world.until(running("app")))["app"].cgroup)
         assert world.cpusets.mems(cgroup) == (CPUSet([0]) if world.cpusets.version else EMPTY)
 
-    run(world, steps())
 
-
-def test_containers_start_in_order_with_real_processes(world: World) -> None:
+async def test_containers_start_in_order_with_real_processes(world: World) -> None:
     """The init container ends before any later container starts."""
     init = [app("i", "sleep 0.05; echo i >> $OUT; exit 0"), app("s", restartPolicy="Always")]
     out = [{"name": "OUT", "value": str(world.folder / "order")}]
     init[0]["env"] = out
     world.put(app(command="echo m >> $OUT; exec sleep 1000", env=out), init=init)
-
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(running("s", "app"))
         await world.until_seen(lambda: (world.folder / "order").read_text() == "i\nm\n")
 
-    run(world, steps())
 
-
-def test_removed_pod_leaves_no_process_or_cgroup(world: World) -> None:
+async def test_removed_pod_leaves_no_process_or_cgroup(world: World) -> None:
     """All processes of a removed pod end, and its cgroups are deleted."""
     world.put(app(command="sleep 1000 & exec sleep 1000"), app("other"))
-
-    async def steps() -> None:
+    async with agent_of(world):
         found = await world.until(running("app", "other"))
         world.remove()
         await world.until(lambda found: not found)
@@ -120,14 +108,11 @@ def test_removed_pod_leaves_no_process_or_cgroup(world: World) -> None:
         with pytest.raises(Gone):
             await world.runtime.update_cpus(found["app"].id, LAST)
 
-    run(world, steps())
 
-
-def test_process_in_a_child_cgroup_is_killed(world: World) -> None:
+async def test_process_in_a_child_cgroup_is_killed(world: World) -> None:
     """Processes in child cgroups that the container made are killed, and these cgroups deleted."""
     world.put(app(command="sleep 1000 & exec sleep 1000"))
-
-    async def steps() -> None:
+    async with agent_of(world):
         found = await world.until(running("app"))
         await world.until_seen(lambda: len(world.cgroups.pids(world.cgroup("app"))) == 2)
         pids = world.cgroups.pids(world.cgroup("app"))
@@ -138,8 +123,6 @@ def test_process_in_a_child_cgroup_is_killed(world: World) -> None:
         await world.until(lambda found: not found)
         assert not any(is_alive(pid) for pid in pids)
         assert world.cgroups.found() == []
-
-    run(world, steps())
 
 
 def move_below(cgroup: str, pid: int) -> None:
@@ -161,26 +144,22 @@ def put_endless_exec(world: World) -> None:
     world.put({"name": "app", "command": [str(script)]})
 
 
-def test_process_is_found_during_execve(world: World) -> None:
+async def test_process_is_found_during_execve(world: World) -> None:
     """During execve(2) a process has no environment for a moment, and is still found."""
     put_endless_exec(world)
-
-    async def steps() -> None:
+    async with agent_of(world):
         found = await world.until(running("app"))
         pids = [found["app"].pid]
         assert {tuple(world.cgroups.pids(world.cgroup("app"))) for _ in range(LOOKS)} == {tuple(pids)}
 
-    run(world, steps())
 
-
-def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
+async def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
     """SIGTERM is followed by SIGKILL after the grace period."""
     world.put(
         app(command="trap 'echo asked' TERM; echo ready; while :; do sleep 0.01; done"),
         terminationGracePeriodSeconds=GRACE_SECONDS,
     )
-
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(running("app"))
         # From now on the process ignores SIGTERM.
         await world.until_seen(lambda: world.log("app") == "ready\n")
@@ -188,38 +167,29 @@ def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
         await world.until(lambda found: not found)
         assert world.log("app") == "ready\nasked\n"
 
-    run(world, steps())
 
-
-def test_finished_pod_has_the_phase_succeeded(world: World) -> None:
+async def test_finished_pod_has_the_phase_succeeded(world: World) -> None:
     """A pod that never restarts gets its phase, its sidecar is ended, and its cgroups are deleted."""
     world.put(app(command="exit 0"), init=[app("s", restartPolicy="Always")], restartPolicy="Never")
-
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Succeeded"})
         found = await world.until(lambda found: running()(found) and not world.cgroups.found())
         assert {container.state for container in found.values()} == {State.EXITED}
 
-    run(world, steps())
 
-
-def test_renamed_container_is_started(world: World) -> None:
+async def test_renamed_container_is_started(world: World) -> None:
     """A renamed container in an edited manifest is started while the old one runs."""
-
-    async def steps() -> None:
+    async with agent_of(world):
         world.put(app("old"))
         await world.until(running("old"))
         world.put(app("new"))
         await world.until(lambda found: "new" in found and found["new"].state is State.RUNNING)
 
-    run(world, steps())
 
-
-def test_ended_container_is_restarted(world: World) -> None:
+async def test_ended_container_is_restarted(world: World) -> None:
     """The restarted container has a new id and the same cgroup."""
     world.put(app())
-
-    async def steps() -> None:
+    async with agent_of(world):
         first = (await world.until(running("app")))["app"]
         os.kill(first.pid, signal.SIGKILL)
         second = (await world.until(lambda found: running("app")(found) and found["app"].id != first.id))[
@@ -228,14 +198,11 @@ def test_ended_container_is_restarted(world: World) -> None:
         assert second.cgroup == first.cgroup
         assert not is_alive(first.pid)
 
-    run(world, steps())
 
-
-def test_restarted_agent_takes_over_containers(world: World) -> None:
+async def test_restarted_agent_takes_over_containers(world: World) -> None:
     """The next agent finds the same process and id, and does not rerun init containers."""
     world.put(app(), init=[app("i", "echo once; exit 0")])
-
-    async def steps() -> None:
+    async with agent_of(world):
         first = (await world.until(running("app")))["app"]
         await world.stop()
         world.start()
@@ -248,22 +215,17 @@ def test_restarted_agent_takes_over_containers(world: World) -> None:
         reap()
         assert not is_alive(first.pid)
 
-    run(world, steps())
 
-
-def test_restarted_agent_finds_a_process_during_execve(world: World) -> None:
+async def test_restarted_agent_finds_a_process_during_execve(world: World) -> None:
     """An agent that starts during an execve(2) finds the container by its earlier id."""
     put_endless_exec(world)
-
-    async def steps() -> None:
+    async with agent_of(world):
         first = (await world.until(running("app")))["app"]
         for _ in range(100):
             await world.stop()
             world.start()
             second = (await world.until(running("app")))["app"]
             assert (second.id, second.pid) == (first.id, first.pid)
-
-    run(world, steps())
 
 
 @pytest.mark.parametrize(
@@ -283,14 +245,14 @@ def test_forged_container_id_is_not_used(told: str, is_believed: bool) -> None:
     assert container.known_by(told).startswith("u/app/")
 
 
-def test_finished_pod_is_not_run_again_after_a_restart(world: World) -> None:
+async def test_finished_pod_is_not_run_again_after_a_restart(world: World) -> None:
     """A finished pod stays finished over a restart, until its manifest is removed and written again."""
     world.put(app(command="echo ran; exit 3"), restartPolicy="Never")
 
     def phase() -> object:
         return (world.source.pods().get(UID) or {}).get("status")
 
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(lambda _: phase() == {"phase": "Failed"})
         await world.stop()
         world.start()
@@ -301,14 +263,11 @@ def test_finished_pod_is_not_run_again_after_a_restart(world: World) -> None:
         world.put(app(command="echo ran again; exec sleep 1000"), restartPolicy="Never")
         await world.until(running("app"))
 
-    run(world, steps())
 
-
-def test_processes_of_a_finished_pod_are_killed_after_a_restart(world: World) -> None:
+async def test_processes_of_a_finished_pod_are_killed_after_a_restart(world: World) -> None:
     """If an agent dies before it killed a finished pod's last process, the next agent kills it."""
     world.put(app())
-
-    async def steps() -> None:
+    async with agent_of(world):
         container = (await world.until(running("app")))["app"]
         await world.stop()
         write_finished(world.folder / "finished.json", {UID: "Succeeded"})
@@ -317,14 +276,11 @@ def test_processes_of_a_finished_pod_are_killed_after_a_restart(world: World) ->
         reap()
         assert not is_alive(container.pid)
 
-    run(world, steps())
 
-
-def test_recreated_pod_waits_for_its_old_processes(world: World) -> None:
+async def test_recreated_pod_waits_for_its_old_processes(world: World) -> None:
     """A manifest that is removed and written again starts a process after the old one has ended."""
     world.put(app())
-
-    async def steps() -> None:
+    async with agent_of(world):
         first = (await world.until(running("app")))["app"]
         world.remove()
         await world.until(lambda _: not world.source.pods())
@@ -333,26 +289,20 @@ def test_recreated_pod_waits_for_its_old_processes(world: World) -> None:
         assert not is_alive(first.pid)
         assert world.cgroups.pids(world.cgroup("app")) == [found["app"].pid]
 
-    run(world, steps())
-
 
 @pytest.mark.parametrize("command", ["no-such-program", "/"])
-def test_command_that_cannot_run_fails_the_pod(world: World, command: str) -> None:
+async def test_command_that_cannot_run_fails_the_pod(world: World, command: str) -> None:
     """The pod fails with the reason in its log, and the agent continues."""
     world.put({"name": "app", "command": [command]}, restartPolicy="Never")
-
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(lambda _: world.source.pods().get(UID, {}).get("status") == {"phase": "Failed"})
         assert "exec" in world.log("app") or command in world.log("app")
 
-    run(world, steps())
 
-
-def test_pod_of_kata_is_a_sandbox(world: World) -> None:
+async def test_pod_of_kata_is_a_sandbox(world: World) -> None:
     """Containers in a VM have no cgroup for the agent, and the sandbox has the pod's cgroup."""
     world.put(app(), runtimeClassName="kata-qemu")
-
-    async def steps() -> None:
+    async with agent_of(world):
         container = (await world.until(running("app")))["app"]
         (sandbox,) = world.runtime.sandboxes()
         assert (container.in_vm, container.sandbox, container.cgroup) == (True, sandbox.id, None)
@@ -362,27 +312,22 @@ def test_pod_of_kata_is_a_sandbox(world: World) -> None:
         await world.until(lambda found: not found)
         assert world.runtime.sandboxes() == ()
 
-    run(world, steps())
-
 
 @pytest.mark.parametrize(
     ("resources", "has_quota"),
     [({"limits": {"cpu": "1"}}, True), ({"limits": {"memory": "1Gi"}}, False), ({}, False)],
 )
-def test_sandbox_has_a_quota_if_a_container_has_a_cpu_limit(
+async def test_sandbox_has_a_quota_if_a_container_has_a_cpu_limit(
     world: World, resources: dict[str, Any], has_quota: bool
 ) -> None:
     """`has_quota` follows the CPU limits, because Kata derives vCPUs from cpusets without one."""
     world.put(app(resources=resources), app("beside"), runtimeClassName="kata-qemu")
-
-    async def steps() -> None:
+    async with agent_of(world):
         await world.until(running("app", "beside"))
         (sandbox,) = world.runtime.sandboxes()
         assert sandbox.has_quota is has_quota
         world.remove()
         await world.until(lambda found: not found)
-
-    run(world, steps())
 
 
 def test_two_agents_have_different_cgroup_roots(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -139,14 +140,11 @@ def reap() -> None:
         return
 
 
-def run(world: World, steps: Coroutine[Any, Any, None]) -> None:
-    """Run the steps of a test as one agent."""
-
-    async def whole() -> None:
-        await steps
-        await world.stop()
-
-    asyncio.run(whole())
+@asynccontextmanager
+async def agent_of(world: World) -> AsyncIterator[None]:
+    """Run the block as one agent, which stops at its end."""
+    yield
+    await world.stop()
 
 
 def running(*names: str) -> Callable[[dict[str, RuntimeContainer]], bool]:

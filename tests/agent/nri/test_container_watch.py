@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -89,22 +89,14 @@ class Scene:
                 await self.changed.wait()
 
 
-def play(folder: Path, story: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run a test beside the watch."""
-
-    async def run() -> None:
-        scene = Scene(folder)
-        watching = asyncio.create_task(scene.watch.watch(scene.created.append, scene.changed.set))
+@asynccontextmanager
+async def watching(folder: Path) -> AsyncIterator[Scene]:
+    """Run the watch beside the block."""
+    scene = Scene(folder)
+    async with background(scene.watch.watch(scene.created.append, scene.changed.set)):
         await asyncio.sleep(0)
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await story(scene)
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
-
-    asyncio.run(run())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            yield scene
 
 
 @pytest.fixture(autouse=True)
@@ -131,10 +123,9 @@ def test_container_started_in_a_virtual_machine_has_no_cpus_of_its_creation(
     assert (scene.watch.started("b-c0") is not None) is is_on_host
 
 
-def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) -> None:
+async def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) -> None:
     """The plugin connects after the first table is published, and reconnects to a restarted runtime."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(None)
         with FakeRuntime(scene.socket) as runtime:
             assert not scene.watch.holds
@@ -152,13 +143,10 @@ def test_plugin_connects_after_the_first_table_and_reconnects(tmp_path: Path) ->
             await asyncio.to_thread(runtime.plugin)
             await scene.until(holds=True)
 
-    play(tmp_path, story)
 
-
-def test_newest_table_answers(tmp_path: Path) -> None:
+async def test_newest_table_answers(tmp_path: Path) -> None:
     """The answer to a creation has the CPUs of the table that was published last."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(scene.table())
         with FakeRuntime(scene.socket) as runtime:
             plugin = await asyncio.to_thread(runtime.plugin)
@@ -170,13 +158,10 @@ def test_newest_table_answers(tmp_path: Path) -> None:
             assert answer.adjust.linux.resources.cpu.cpus == "0,2-4,6-7"
             assert scene.watch.started("b-c1") == CPUSet.parse("0,2-4,6-7")
 
-    play(tmp_path, story)
 
-
-def test_rejected_creation_requests_a_pass(tmp_path: Path) -> None:
+async def test_rejected_creation_requests_a_pass(tmp_path: Path) -> None:
     """After a rejected creation a pass is requested, and the next table contains the pod."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(scene.table())
         late = pod("late", annotations=MARKED)
         with FakeRuntime(scene.socket) as runtime:
@@ -188,8 +173,6 @@ def test_rejected_creation_requests_a_pass(tmp_path: Path) -> None:
                 await asyncio.to_thread(scene.plugin.create_container, late, container("c0", "late"))
             await scene.changed.wait()
             assert scene.watch.start_way.rejected == {"uid-late"}
-
-    play(tmp_path, story)
 
 
 def test_rejected_pods_are_kept_for_a_minute(tmp_path: Path) -> None:
@@ -210,10 +193,9 @@ def test_rejected_pods_are_kept_for_a_minute(tmp_path: Path) -> None:
     assert reported == [0.0, KEPT_SECONDS, 2 * KEPT_SECONDS]
 
 
-def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
+async def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
     """While NRI is connected, a new container is reported only if its CPUs were assigned to another one since."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         first = scene.table()
         scene.watch.publish(first)
         scene.cgroups.made(COMING)
@@ -228,13 +210,10 @@ def test_container_created_on_its_cpus_is_not_reported(tmp_path: Path) -> None:
         scene.watch.publish(scene.table())
         assert scene.created == [COMING] * 2
 
-    play(tmp_path, story)
 
-
-def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
+async def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
     """If the runtime closed the connection before it read the answer, the container is reported."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(scene.table())
         with FakeRuntime(scene.socket) as runtime:
             plugin = await asyncio.to_thread(runtime.plugin)
@@ -247,13 +226,10 @@ def test_container_whose_answer_was_late_is_reported(tmp_path: Path) -> None:
         assert scene.created == [COMING]
         assert scene.watch.started("b-c0") is None
 
-    play(tmp_path, story)
 
-
-def test_container_known_to_a_pass_is_not_reported(tmp_path: Path) -> None:
+async def test_container_known_to_a_pass_is_not_reported(tmp_path: Path) -> None:
     """A container that a pass has seen is not reported, because the pass itself moves it."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(scene.table())
         scene.plugin.create_container(B, container("c0", "b"))
         scene.cgroups.made(COMING)
@@ -263,20 +239,15 @@ def test_container_known_to_a_pass_is_not_reported(tmp_path: Path) -> None:
         scene.watch.publish(start_table(scene.world.plan(), scene.world.observe()))
         assert scene.created == []
 
-    play(tmp_path, story)
 
-
-def test_cgroups_are_watched_while_nri_is_connected(tmp_path: Path) -> None:
+async def test_cgroups_are_watched_while_nri_is_connected(tmp_path: Path) -> None:
     """The cgroup watch runs also while NRI is connected, so that it is ready when the connection ends."""
-
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.follow(["/kubepods/podb/b-c0"])
         assert scene.cgroups.followed == ["/kubepods/podb/b-c0"]
 
-    play(tmp_path, story)
 
-
-def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
+async def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
     """The agent looks up only those containers in the runtime that NRI did not create."""
 
     class Nobody:
@@ -289,7 +260,7 @@ def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
         async def created(self, container_ids: Collection[str]) -> Mapping[str, Owner | None]:
             return dict.fromkeys(container_ids)
 
-    async def story(scene: Scene) -> None:
+    async with watching(tmp_path) as scene:
         scene.watch.publish(scene.table())
         scene.plugin.create_container(B, container("c0", "b"))
         owners = StartedOwners(scene.plugin, Nobody())
@@ -299,10 +270,8 @@ def test_owner_of_a_container_is_known_from_nri(tmp_path: Path) -> None:
         with pytest.raises(Gone):
             await owners.owner("other")
 
-    play(tmp_path, story)
 
-
-def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> None:
+async def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> None:
     """While NRI reports every new container, an unknown id is a sandbox; after a disconnect the runtime is called again."""
     now = [0.0]
     plugin = Plugin(lambda _: False, clock=lambda: now[0])
@@ -323,16 +292,13 @@ def test_runtime_is_not_asked_about_sandboxes_while_it_asks(tmp_path: Path) -> N
             await owners.owner("sandbox")
         return bool(calls)
 
-    async def story() -> None:
-        assert await asked(2 * COVERED_SECONDS)
-        plugin.asked(is_asked=True)
-        assert await asked(COVERED_SECONDS)
-        plugin.asked(is_asked=True)
-        assert not await asked(1.0)
-        watch.publish(None)
-        assert await asked(2 * COVERED_SECONDS)
-
-    asyncio.run(story())
+    assert await asked(2 * COVERED_SECONDS)
+    plugin.asked(is_asked=True)
+    assert await asked(COVERED_SECONDS)
+    plugin.asked(is_asked=True)
+    assert not await asked(1.0)
+    watch.publish(None)
+    assert await asked(2 * COVERED_SECONDS)
 
 
 class Ways:
@@ -375,7 +341,7 @@ def test_agent_switches_between_nri_and_cgroups(node: FakeNode, tmp_path: Path) 
     node.runner.run(story())
 
 
-def test_search_for_large_environments_is_rate_limited() -> None:
+async def test_search_for_large_environments_is_rate_limited() -> None:
     """The search runs once an hour, however often listing fails, and is retried within 30 s if it failed."""
     asked = 0
     large = LargeEnvironment("u", "team", "web", "main", 2**20)
@@ -385,23 +351,20 @@ def test_search_for_large_environments_is_rate_limited() -> None:
         asked += 1
         return None if asked == 1 else (large,)
 
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-        search = EnvironmentSearch(find, changed.set)
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    search = EnvironmentSearch(find, changed.set)
+    search.follow(is_needed=True)
+    while asked == 0:
+        await asyncio.sleep(0)
+    assert search.largest is None
+    assert 0 < search._next - loop.time() <= 30
+    search.stop()
+    search._next = 0.0
+    for _ in range(10):
         search.follow(is_needed=True)
-        while asked == 0:
-            await asyncio.sleep(0)
-        assert search.largest is None
-        assert 0 < search._next - loop.time() <= 30
-        search.stop()
-        search._next = 0.0
-        for _ in range(10):
-            search.follow(is_needed=True)
-            await changed.wait()
-            search.follow(is_needed=False)
-        assert search.largest == (large,)
-        assert search._next - loop.time() > 3000
-        assert asked == 2
-
-    asyncio.run(story())
+        await changed.wait()
+        search.follow(is_needed=False)
+    assert search.largest == (large,)
+    assert search._next - loop.time() > 3000
+    assert asked == 2

@@ -321,25 +321,21 @@ def counted(node: Node) -> str:
     return next(line for line in lines if line.startswith("corepin_agent_execs_counted ")).split()[1]
 
 
-def test_whether_execs_are_counted_is_published(node: Node) -> None:
+async def test_whether_execs_are_counted_is_published(node: Node) -> None:
     """The socket and a metric say whether the runtime reports execs, because a missing count is not 0."""
-
-    async def scenario() -> list[tuple[str | None, str]]:
-        seen = [(node.watch.reason, counted(node))]
-        node.on_sleep = lambda: seen.append((node.watch.reason, counted(node)))
-        running = asyncio.create_task(node.watch.run())
-        await turns()
+    seen = [(node.watch.reason, counted(node))]
+    node.on_sleep = lambda: seen.append((node.watch.reason, counted(node)))
+    running = asyncio.create_task(node.watch.run())
+    await turns()
+    seen.append((node.watch.reason, counted(node)))
+    for problem in (Refused("INTERNAL"), DecodeError("no event"), Unimplemented("unknown service")):
+        await node.events.waiting.put(problem)
+    await running
+    seen.append((node.watch.reason, counted(node)))
+    for state in (EMPTY_NODE, STATE):
+        node.watch.follow(state)
         seen.append((node.watch.reason, counted(node)))
-        for problem in (Refused("INTERNAL"), DecodeError("no event"), Unimplemented("unknown service")):
-            await node.events.waiting.put(problem)
-        await running
-        seen.append((node.watch.reason, counted(node)))
-        for state in (EMPTY_NODE, STATE):
-            node.watch.follow(state)
-            seen.append((node.watch.reason, counted(node)))
-        return seen
-
-    assert asyncio.run(scenario()) == [
+    assert seen == [
         (None, "NaN"),
         ("", "1.0"),
         ("INTERNAL", "0.0"),
@@ -386,24 +382,20 @@ async def turns(number: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
+async def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
     """The stream ends with the last exclusive container and begins with the next."""
-
-    async def scenario() -> list[tuple[int, int]]:
-        node, seen = Node(), []
-        async with background(node.watch.run()):
-            for state in (EMPTY_NODE, STATE, STATE, EMPTY_NODE, STATE):
-                node.watch.follow(state)
-                await turns()
-                seen.append((node.events.asked, node.events.ended))
-            await node.events.waiting.put(StartedExec(WEB_ID, 3))
+    node, seen = Node(), []
+    async with background(node.watch.run()):
+        for state in (EMPTY_NODE, STATE, STATE, EMPTY_NODE, STATE):
+            node.watch.follow(state)
             await turns()
-            assert node.watch.execs[owner(WEB)].entered == 1
+            seen.append((node.events.asked, node.events.ended))
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
         await turns()
-        assert node.events.ended == 2
-        return seen
-
-    assert asyncio.run(scenario()) == [(0, 0), (1, 0), (1, 0), (1, 1), (2, 1)]
+        assert node.watch.execs[owner(WEB)].entered == 1
+    await turns()
+    assert node.events.ended == 2
+    assert seen == [(0, 0), (1, 0), (1, 0), (1, 1), (2, 1)]
 
 
 @pytest.mark.parametrize(
@@ -413,51 +405,41 @@ def test_stream_is_open_only_while_there_are_exclusive_containers() -> None:
         pytest.param(DecodeError("no event"), "count of execs crashed", id="an-event-cannot-be-read"),
     ],
 )
-def test_stream_that_ends_is_opened_again(
+async def test_stream_that_ends_is_opened_again(
     node: Node, caplog: pytest.LogCaptureFixture, problem: Exception, logged: str
 ) -> None:
     """If the event stream ends it is opened again after a pause, and the agent continues."""
-
-    async def scenario() -> None:
-        async with background(node.watch.run()):
-            await node.events.waiting.put(problem)
-            await node.events.waiting.put(StartedExec(WEB_ID, 3))
-            await turns(40)
-            assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
-            assert node.watch.execs[owner(WEB)].entered == 1
-
-    asyncio.run(scenario())
+    async with background(node.watch.run()):
+        await node.events.waiting.put(problem)
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
+        await turns(40)
+        assert (node.events.asked, node.pauses) == (2, [module.RETRY_SECONDS])
+        assert node.watch.execs[owner(WEB)].entered == 1
     assert caplog.messages == [logged]
 
 
-def test_errors_are_retried_with_backoff(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_errors_are_retried_with_backoff(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """Pauses grow up to 300 seconds, and an event or a restart resets them."""
-
-    async def scenario() -> None:
-        async with background(node.watch.run()):
-            for problem in [Refused("INTERNAL: stream reset")] * 8:
-                await node.events.waiting.put(problem)
-            await turns(100)
-            assert node.pauses == [5, 10, 20, 40, 80, 160, 300, 300]
-            await node.events.waiting.put(Unavailable("it restarts"))
-            await node.events.waiting.put(Refused("UNKNOWN"))
-            await node.events.waiting.put(StartedExec(WEB_ID, 3))
-            await node.events.waiting.put(Refused("UNKNOWN"))
-            await turns(60)
-            assert node.pauses[8:] == [5, 10, 5]
-            assert node.watch.execs[owner(WEB)].entered == 1
-
-    asyncio.run(scenario())
+    async with background(node.watch.run()):
+        for problem in [Refused("INTERNAL: stream reset")] * 8:
+            await node.events.waiting.put(problem)
+        await turns(100)
+        assert node.pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+        await node.events.waiting.put(Unavailable("it restarts"))
+        await node.events.waiting.put(Refused("UNKNOWN"))
+        await node.events.waiting.put(StartedExec(WEB_ID, 3))
+        await node.events.waiting.put(Refused("UNKNOWN"))
+        await turns(60)
+        assert node.pauses[8:] == [5, 10, 5]
+        assert node.watch.execs[owner(WEB)].entered == 1
     assert set(caplog.messages) == {"execs are not counted"}
 
 
-def test_runtime_without_exec_events_is_not_retried(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_runtime_without_exec_events_is_not_retried(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     """A runtime without exec events, such as CRI-O, is not asked again."""
     caplog.set_level("INFO")
-
-    async def scenario() -> None:
-        await node.events.waiting.put(Unimplemented("unknown service"))
-        await node.watch.run()
-
-    asyncio.run(scenario())
+    await node.events.waiting.put(Unimplemented("unknown service"))
+    await node.watch.run()
     assert caplog.messages == ["runtime reports no execs, none are counted"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,18 +44,13 @@ class Reports:
                 self.news.clear()
 
 
-def serving(
-    node: FakeNode, scenario: Callable[[Agent, Reports], Coroutine[Any, Any, None]], **more: Any
-) -> None:
-    """Run a scenario beside an agent that serves, then stop the agent."""
-
-    async def run() -> None:
-        reports = Reports(**more)
-        agent = node.new_agent(reports)
-        async with background(agent.serve(Listeners())):
-            await scenario(agent, reports)
-
-    node.runner.run(run())
+@asynccontextmanager
+async def serving(node: FakeNode, **more: Any) -> AsyncIterator[tuple[Agent, Reports]]:
+    """Run an agent that serves beside the block; yield it with its reports."""
+    reports = Reports(**more)
+    agent = node.new_agent(reports)
+    async with background(agent.serve(Listeners())):
+        yield agent, reports
 
 
 async def quiet(agent: Agent) -> None:

@@ -88,22 +88,18 @@ async def test_pause_ends_beside_a_look(looks: Looks) -> None:
     await pauses[0]
 
 
-def test_pause_that_is_cancelled_as_it_ends_is_no_crash(
+async def test_pause_that_is_cancelled_as_it_ends_is_no_crash(
     looks: Looks, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Cancelling a pause while its callback begins, as when the agent exits, is not logged as a crash."""
-
-    async def scenario() -> None:
-        pause = asyncio.create_task(looks.agenda.pause("noise", 10.0))
-        await asyncio.sleep(0)
-        pause.cancel()
-        looks.now = 10.0
-        for key in looks.agenda.take_due():
-            await looks.agenda.look(key)
-        await asyncio.wait([pause])
-        assert looks.agenda.due() == []
-
-    asyncio.run(scenario())
+    pause = asyncio.create_task(looks.agenda.pause("noise", 10.0))
+    await asyncio.sleep(0)
+    pause.cancel()
+    looks.now = 10.0
+    for key in looks.agenda.take_due():
+        await looks.agenda.look(key)
+    await asyncio.wait([pause])
+    assert looks.agenda.due() == []
     assert caplog.messages == []
 
 
@@ -163,80 +159,68 @@ def test_crashed_look_is_retried(looks: Looks, caplog: pytest.LogCaptureFixture)
     assert looks.agenda.due() == [(CRASHED_SECONDS, "a"), (CRASHED_SECONDS, "b")]
 
 
-def test_short_look_needs_no_task() -> None:
+async def test_short_look_needs_no_task() -> None:
     """A callback that does not wait runs in the event loop's timer, without a task."""
+    agenda, rounds, done = Agenda(), 0, asyncio.Event()
 
-    async def scenario() -> None:
-        agenda, rounds, done = Agenda(), 0, asyncio.Event()
-
-        def count() -> float:
-            nonlocal rounds
-            rounds += 1
-            if rounds == 5:
-                done.set()
-            return 0.0
-
-        agenda.add_short("short", count, 0.0)
-        async with background(agenda.run()):
-            async with asyncio.timeout(60):
-                await done.wait()
-                assert len(asyncio.all_tasks()) == 2
-
-    asyncio.run(scenario())
-
-
-def test_waiting_look_blocks_no_other() -> None:
-    """A callback that waits does not delay other callbacks."""
-
-    async def scenario() -> int:
-        agenda, rounds, done = Agenda(), 0, asyncio.Event()
-
-        async def wait() -> None:
-            await done.wait()
-
-        async def count() -> float:
-            nonlocal rounds
-            rounds += 1
-            if rounds == 5:
-                done.set()
-            return 0.0
-
-        agenda.add("long", wait, 0.0)
-        agenda.add("short", count, 0.0)
-        async with background(agenda.run()):
-            async with asyncio.timeout(60):
-                await done.wait()
-        return rounds
-
-    assert asyncio.run(scenario()) >= 5
-
-
-def test_request_for_an_earlier_time_resets_the_timer() -> None:
-    """A request for an earlier time resets the timer; a cancelled callback does not run."""
-
-    async def scenario() -> list[str]:
-        agenda, ran, done = Agenda(), [], asyncio.Event()
-
-        async def note() -> None:
-            ran.append("soon")
+    def count() -> float:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
             done.set()
+        return 0.0
 
-        async def never() -> None:
-            ran.append("cancelled")
+    agenda.add_short("short", count, 0.0)
+    async with background(agenda.run()):
+        async with asyncio.timeout(60):
+            await done.wait()
+            assert len(asyncio.all_tasks()) == 2
 
-        agenda.add("late", never, 3600.0)
-        agenda.add("cancelled", never)
-        agenda.add("soon", note)
-        async with background(agenda.run()):
-            await asyncio.sleep(0)
-            agenda.within("cancelled", 0.0)
-            agenda.cancel("cancelled")
-            agenda.within("soon", 0.001)
-            async with asyncio.timeout(60):
-                await done.wait()
-        return ran
 
-    assert asyncio.run(scenario()) == ["soon"]
+async def test_waiting_look_blocks_no_other() -> None:
+    """A callback that waits does not delay other callbacks."""
+    agenda, rounds, done = Agenda(), 0, asyncio.Event()
+
+    async def wait() -> None:
+        await done.wait()
+
+    async def count() -> float:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            done.set()
+        return 0.0
+
+    agenda.add("long", wait, 0.0)
+    agenda.add("short", count, 0.0)
+    async with background(agenda.run()):
+        async with asyncio.timeout(60):
+            await done.wait()
+    assert rounds >= 5
+
+
+async def test_request_for_an_earlier_time_resets_the_timer() -> None:
+    """A request for an earlier time resets the timer; a cancelled callback does not run."""
+    agenda, ran, done = Agenda(), [], asyncio.Event()
+
+    async def note() -> None:
+        ran.append("soon")
+        done.set()
+
+    async def never() -> None:
+        ran.append("cancelled")
+
+    agenda.add("late", never, 3600.0)
+    agenda.add("cancelled", never)
+    agenda.add("soon", note)
+    async with background(agenda.run()):
+        await asyncio.sleep(0)
+        agenda.within("cancelled", 0.0)
+        agenda.cancel("cancelled")
+        agenda.within("soon", 0.001)
+        async with asyncio.timeout(60):
+            await done.wait()
+    assert ran == ["soon"]
 
 
 class Timers:

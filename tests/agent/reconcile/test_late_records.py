@@ -60,147 +60,111 @@ def is_due(node: FakeNode) -> bool:
     return RECORDS in {key for _, key in node.agent.trigger.agenda.due()}
 
 
-def test_cpus_that_come_back_are_recorded_late(node: FakeNode, watch: FakeWatch) -> None:
+async def test_cpus_that_come_back_are_recorded_late(node: FakeNode, watch: FakeWatch) -> None:
     """A container that gets CPUs back has them at once in its cgroup, and after the agenda's look in the record."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            await changed(node, NONE)
-            assert (node.cpus(other), str(node.records[other])) == ("0-7", "0,2-4,6-7")
-            assert is_due(node)
-            sync.send_late()
-            await settle()
-            assert (other, "0-7") in node.runtime.calls
-            assert str(node.records[other]) == "0-7"
-
-    node.runner.run(scenario())
+    async with syncing(node) as (sync, other):
+        await changed(node, NONE)
+        assert (node.cpus(other), str(node.records[other])) == ("0-7", "0,2-4,6-7")
+        assert is_due(node)
+        sync.send_late()
+        await settle()
+        assert (other, "0-7") in node.runtime.calls
+        assert str(node.records[other]) == "0-7"
 
 
-def test_cpus_that_are_taken_again_need_no_call(node: FakeNode, watch: FakeWatch) -> None:
+async def test_cpus_that_are_taken_again_need_no_call(node: FakeNode, watch: FakeWatch) -> None:
     """If the CPUs are taken again before, the record is right, and nothing is sent for the container."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            for wish in (NONE, TWO) * 3:
-                await changed(node, wish)
-            sync.send_late()
-            await settle()
-            assert other not in {number for number, _ in node.runtime.calls}
-            assert str(node.records[other]) == node.cpus(other) == "0,2-4,6-7"
-
-    node.runner.run(scenario())
+    async with syncing(node) as (sync, other):
+        for wish in (NONE, TWO) * 3:
+            await changed(node, wish)
+        sync.send_late()
+        await settle()
+        assert other not in {number for number, _ in node.runtime.calls}
+        assert str(node.records[other]) == node.cpus(other) == "0,2-4,6-7"
 
 
-def test_first_move_of_a_container_is_recorded_at_once(node: FakeNode, watch: FakeWatch) -> None:
+async def test_first_move_of_a_container_is_recorded_at_once(node: FakeNode, watch: FakeWatch) -> None:
     """A record that no call of this agent has shown is not known, so each move is sent at once."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (_, other):
-            watch.reconnect()
-            await changed(node, NONE)
-            assert str(node.records[other]) == "0-7"
-            assert not is_due(node)
-
-    node.runner.run(scenario())
+    async with syncing(node) as (_, other):
+        watch.reconnect()
+        await changed(node, NONE)
+        assert str(node.records[other]) == "0-7"
+        assert not is_due(node)
 
 
-def test_without_nri_every_move_is_recorded_at_once(node: FakeNode) -> None:
+async def test_without_nri_every_move_is_recorded_at_once(node: FakeNode) -> None:
     """A runtime that does not ask the agent gets each move at once."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (_, other):
-            await changed(node, NONE)
-            assert str(node.records[other]) == "0-7"
-
-    node.runner.run(scenario())
+    async with syncing(node) as (_, other):
+        await changed(node, NONE)
+        assert str(node.records[other]) == "0-7"
 
 
 @pytest.mark.parametrize("cpus", ["0-7", "0,2-4,6-7"])
-def test_update_by_another_program_makes_the_record_unknown(
+async def test_update_by_another_program_makes_the_record_unknown(
     node: FakeNode, watch: FakeWatch, cpus: str
 ) -> None:
     """After an update that the agent did not request, the next move is sent even if an earlier record equals it."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (_, other):
-            await changed(node, NONE)
-            watch.asked(other, cpus)
-            await changed(node, TWO)
-            assert (other, "0,2-4,6-7") in node.runtime.calls
-
-    node.runner.run(scenario())
+    async with syncing(node) as (_, other):
+        await changed(node, NONE)
+        watch.asked(other, cpus)
+        await changed(node, TWO)
+        assert (other, "0,2-4,6-7") in node.runtime.calls
 
 
-def test_update_by_another_program_during_a_call_makes_the_record_unknown(
+async def test_update_by_another_program_during_a_call_makes_the_record_unknown(
     node: FakeNode, watch: FakeWatch
 ) -> None:
     """If the runtime asked about two updates during one call, either may be the record."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            await changed(node, NONE)
-            sync.send_late()
-            await settle()
-            node.runtime.gate = asyncio.Event()
-            await changed(node, TWO)
-            watch.asked(other, "0-7")
-            node.runtime.gate.set()
-            await settle()
-            node.runtime.calls.clear()
-            await changed(node, NONE)
-            assert (other, "0-7") in node.runtime.calls
-
-    node.runner.run(scenario())
+    async with syncing(node) as (sync, other):
+        await changed(node, NONE)
+        sync.send_late()
+        await settle()
+        node.runtime.gate = asyncio.Event()
+        await changed(node, TWO)
+        watch.asked(other, "0-7")
+        node.runtime.gate.set()
+        await settle()
+        node.runtime.calls.clear()
+        await changed(node, NONE)
+        assert (other, "0-7") in node.runtime.calls
 
 
-def test_foreign_write_makes_the_record_unknown(node: FakeNode, watch: FakeWatch) -> None:
+async def test_foreign_write_makes_the_record_unknown(node: FakeNode, watch: FakeWatch) -> None:
     """A cpuset that another program wrote may be in the record too, so the repair is sent to the runtime."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (_, other):
-            node.cpusets[node.cgroup(other)] = node.topology.online
-            await node.agent.reconciler.run_pass()
-            await settle()
-            assert (other, "0,2-4,6-7") in node.runtime.calls
-
-    node.runner.run(scenario())
+    async with syncing(node) as (_, other):
+        node.cpusets[node.cgroup(other)] = node.topology.online
+        await node.agent.reconciler.run_pass()
+        await settle()
+        assert (other, "0,2-4,6-7") in node.runtime.calls
 
 
-def test_late_update_is_no_part_of_a_conflict(node: FakeNode, watch: FakeWatch) -> None:
+async def test_late_update_is_no_part_of_a_conflict(node: FakeNode, watch: FakeWatch) -> None:
     """A container that another program has taken over in the meantime gets no late update."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            foreign = CPUSet.parse("2")
-            for _ in range(2):
-                node.cpusets[node.cgroup(other)] = foreign
-                await node.agent.reconciler.run_pass()
-                await settle()
-            await changed(node, NONE)
+    async with syncing(node) as (sync, other):
+        foreign = CPUSet.parse("2")
+        for _ in range(2):
             node.cpusets[node.cgroup(other)] = foreign
             await node.agent.reconciler.run_pass()
-            sync.send_late()
             await settle()
-            assert node.cpus(other) == "2"
+        await changed(node, NONE)
+        node.cpusets[node.cgroup(other)] = foreign
+        await node.agent.reconciler.run_pass()
+        sync.send_late()
+        await settle()
+        assert node.cpus(other) == "2"
 
-    node.runner.run(scenario())
 
-
-def test_failed_call_makes_the_record_unknown(node: FakeNode, watch: FakeWatch) -> None:
+async def test_failed_call_makes_the_record_unknown(node: FakeNode, watch: FakeWatch) -> None:
     """After a call without an answer the record is not known, so the next move is sent."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            await changed(node, NONE)
-            node.runtime.down = True
-            sync.send_late()
-            await settle()
-            node.runtime.down = False
-            await changed(node, TWO)
-            await sync.drained()
-            assert node.runtime.calls[-1] == (other, "0,2-4,6-7")
-
-    node.runner.run(scenario())
+    async with syncing(node) as (sync, other):
+        await changed(node, NONE)
+        node.runtime.down = True
+        sync.send_late()
+        await settle()
+        node.runtime.down = False
+        await changed(node, TWO)
+        await sync.drained()
+        assert node.runtime.calls[-1] == (other, "0,2-4,6-7")
 
 
 STEPS = st.sampled_from(("give", "take", "late", "foreign", "reconnect", "alone", "asked"))
@@ -248,14 +212,10 @@ def _joined(node: FakeNode, uid: str) -> str:
     return node.start(uid)
 
 
-def test_records_of_removed_containers_are_dropped(node: FakeNode, watch: FakeWatch) -> None:
+async def test_records_of_removed_containers_are_dropped(node: FakeNode, watch: FakeWatch) -> None:
     """What is known about removed containers does not grow."""
-
-    async def scenario() -> None:
-        async with syncing(node) as (sync, other):
-            assert other in sync._recorded
-            watch.updates.pop(other)
-            sync.send_late()
-            assert other not in sync._recorded
-
-    node.runner.run(scenario())
+    async with syncing(node) as (sync, other):
+        assert other in sync._recorded
+        watch.updates.pop(other)
+        sync.send_late()
+        assert other not in sync._recorded

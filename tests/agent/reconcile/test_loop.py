@@ -14,7 +14,6 @@ import pytest
 from agent.errors import Refused, Unavailable
 from agent.interfaces import StrayTasks
 from agent.node_state import NodeState
-from agent.process import Agent
 from agent.reconcile.between_passes import MACHINE, SOON_SECONDS
 from agent.reconcile.reconciler import PODS_SECONDS, Settings
 from pinning.machine.cpuset import EMPTY, CPUSet
@@ -36,38 +35,31 @@ def pinned(state: NodeState) -> int:
     return sum(container.is_pinned for pod in state.pods for container in pod.containers)
 
 
-def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
+async def test_change_of_a_pod_makes_a_pass(node: FakeNode) -> None:
     """After an edit of an annotation a pass applies and publishes it without waiting for a timer."""
     number = node.deploy("a", Wish("2", policy="none"))
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: state.is_synchronised)
         node.add("a", TWO)
         node.pods.changed()
         await reports.until(lambda state: pinned(state) == 1)
         assert node.cpus(number) == "1,5"
 
-    serving(node, scenario)
 
-
-def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
+async def test_event_of_the_runtime_makes_a_pass(node: FakeNode) -> None:
     """A runtime event for a new container causes a pass that pins it."""
     node.add("a", TWO)
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: state.is_synchronised)
         node.start("a")
         node.runtime.changed()
         await reports.until(lambda state: pinned(state) == 1)
 
-    serving(node, scenario)
 
-
-def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
+async def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
     """A foreign write that inotify reports is repaired without waiting for a timer."""
     number = node.deploy("a", TWO)
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: pinned(state) == 1)
         node.cpusets[node.cgroup(number)] = CPUSet.parse("0-7")
         node.cgroups.written(node.cgroup(number))
@@ -75,16 +67,13 @@ def test_foreign_write_makes_a_pass(node: FakeNode) -> None:
             while node.cpus(number) != "1,5":
                 await asyncio.sleep(0)
 
-    serving(node, scenario)
 
-
-def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
+async def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
     """When the kubelet writes a launcher's cpuset, an observing agent pins the vCPUs again."""
     node.settings = Settings("node-1", NodeConfig(observe=True))
     number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = machine(4, node.topology.online)
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: state.is_synchronised)
         for text in ("2-3,6-7", "0-3", "2-3,6-7"):
             node.cpusets[node.cgroup(number)] = CPUSet.parse(text)
@@ -94,15 +83,13 @@ def test_observing_agent_repins_on_each_cpuset_write(node: FakeNode) -> None:
             assert sorted(map(str, node.vms.machines[number].vcpus)) == list(map(str, CPUSet.parse(text)))
         assert node.cgroups.writes == []
 
-    serving(node, scenario)
-
 
 def machine_cpus(state: NodeState) -> str:
     """Return the CPUs of the virtual machine in a state, or None if its vCPUs are not pinned one to one."""
     return "".join(str(pod.vm.cpus) for pod in state.pods if pod.vm and pod.vm.is_one_to_one)
 
 
-def test_kubelet_that_starts_with_another_policy_makes_a_pass(
+async def test_kubelet_that_starts_with_another_policy_makes_a_pass(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the kubelet replaces its state file, the agent reads the policy again without any other event."""
@@ -110,14 +97,11 @@ def test_kubelet_that_starts_with_another_policy_makes_a_pass(
     state, new = tmp_path / "cpu_manager_state", tmp_path / "new"
     state.write_text('{"policyName":"none","checksum":1}')
     node.settings = Settings("node-1", node.config, state)
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: state.is_synchronised and not state.observes)
         new.write_text('{"policyName":"static","checksum":1}')
         new.rename(state)
         await reports.until(lambda state: state.observes)
-
-    serving(node, scenario)
 
 
 def test_cgroups_of_running_containers_are_watched(node: FakeNode) -> None:
@@ -180,16 +164,13 @@ def test_every_pass_renews_the_container_watch(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), RuntimeError("a bug")])
-def test_failed_report_is_retried(node: FakeNode, error: Exception) -> None:
+async def test_failed_report_is_retried(node: FakeNode, error: Exception) -> None:
     """A report that fails or crashes is retried with the newest state, and passes continue."""
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node, failures=[error]) as (_, reports):
         await reports.until(lambda state: state.is_synchronised)
 
-    serving(node, scenario, failures=[error])
 
-
-def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
+async def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
     """A report waits until the running pass has ended, then publishes the newest state."""
     node.deploy("a", TWO)
     listed = node.runtime.containers
@@ -200,7 +181,7 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
         await go_on.wait()
         return await listed()
 
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (agent, reports):
         await reports.until(lambda state: pinned(state) == 1)
         count = len(reports.states)
         node.runtime.containers = slowly  # type: ignore[method-assign]
@@ -213,23 +194,18 @@ def test_no_report_begins_while_a_pass_works(node: FakeNode) -> None:
         go_on.set()
         await reports.until(lambda _: len(reports.states) > count)
 
-    serving(node, scenario)
 
-
-def test_an_event_about_a_cpu_asks_for_a_look_at_the_machine(node: FakeNode) -> None:
+async def test_an_event_about_a_cpu_asks_for_a_look_at_the_machine(node: FakeNode) -> None:
     """A hotplug event causes an immediate read of the machine's CPUs, because the next periodic one may be 10 s away."""
     events = node.machine_watch = FakeMachineWatch()
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (agent, reports):
         await reports.until(lambda state: state.is_synchronised)
         events.changed()
         due = {key: due for due, key in agent.trigger.agenda.due()}
         assert due[MACHINE] <= time.monotonic() + SOON_SECONDS
 
-    serving(node, scenario)
 
-
-def test_failed_pass_is_retried(node: FakeNode) -> None:
+async def test_failed_pass_is_retried(node: FakeNode) -> None:
     """A pass that fails with an I/O error is retried."""
     node.deploy("a", TWO)
     universe = node.machine.universe
@@ -239,15 +215,12 @@ def test_failed_pass_is_retried(node: FakeNode) -> None:
         raise Unavailable(f"no cpuset of {topology.online}")
 
     node.machine.universe = fail  # type: ignore[method-assign]
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: pinned(state) == 1)
-
-    serving(node, scenario)
 
 
 @pytest.mark.parametrize("error", [RecursionError("nested"), OSError("no file")], ids=["crash", "failure"])
-def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> None:
+async def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> None:
     """If the tasks of a container cannot be read, the pass continues and pins pods that follow."""
     node.deploy("a", TWO)
 
@@ -255,14 +228,11 @@ def test_failed_look_at_tasks_ends_nothing(node: FakeNode, error: Exception) -> 
         raise error
 
     node.cgroups.stray_tasks = fail  # type: ignore[method-assign]
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         await reports.until(lambda state: pinned(state) == 1)
         node.deploy("b", TWO)
         node.pods.changed()
         await reports.until(lambda state: pinned(state) == 2)
-
-    serving(node, scenario)
 
 
 def test_nothing_is_done_before_pods_are_known_without_a_checkpoint(node: FakeNode) -> None:

@@ -20,49 +20,41 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
+async def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> None:
     """While a runtime call for a container is in flight its cgroup is not written; afterwards it gets the newest cpuset."""
-
-    async def scenario() -> None:
-        pinned = node.start("a")
-        node.add("a", TWO)
-        node.runtime.gate = asyncio.Event()
-        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
-        await node.agent.reconciler.run_pass()
-        while not node.runtime.flying:
-            await asyncio.sleep(0)
-        node.add("a", Wish("2", policy="none"))
-        passing = asyncio.create_task(node.agent.reconciler.run_pass())
-        await settle()
-        assert node.cpus(pinned) == "1,5"
-        node.runtime.gate.set()
-        await passing
-        await node.agent.reconciler.runtime_sync.drained()
-        assert node.cpus(pinned) == str(node.records[pinned]) == "0-7"
-        syncing.cancel()
-
-    node.runner.run(scenario())
+    pinned = node.start("a")
+    node.add("a", TWO)
+    node.runtime.gate = asyncio.Event()
+    syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+    await node.agent.reconciler.run_pass()
+    while not node.runtime.flying:
+        await asyncio.sleep(0)
+    node.add("a", Wish("2", policy="none"))
+    passing = asyncio.create_task(node.agent.reconciler.run_pass())
+    await settle()
+    assert node.cpus(pinned) == "1,5"
+    node.runtime.gate.set()
+    await passing
+    await node.agent.reconciler.runtime_sync.drained()
+    assert node.cpus(pinned) == str(node.records[pinned]) == "0-7"
+    syncing.cancel()
 
 
-def test_two_calls_at_a_time(node: FakeNode) -> None:
+async def test_two_calls_at_a_time(node: FakeNode) -> None:
     """At most two runtime calls are in flight, and at most one for each container."""
     node.add("a", TWO)
     for number in range(9):
         node.deploy(f"p{number}", PLAIN)
-
-    async def scenario() -> None:
-        node.runtime.gate = asyncio.Event()
-        syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
-        await node.agent.reconciler.run_pass()
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert node.runtime.most_flying == 2
-        node.runtime.gate.set()
-        await node.agent.reconciler.runtime_sync.drained()
-        assert len(node.runtime.calls) == 9
-        syncing.cancel()
-
-    node.runner.run(scenario())
+    node.runtime.gate = asyncio.Event()
+    syncing = asyncio.create_task(node.agent.reconciler.runtime_sync.run())
+    await node.agent.reconciler.run_pass()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert node.runtime.most_flying == 2
+    node.runtime.gate.set()
+    await node.agent.reconciler.runtime_sync.drained()
+    assert len(node.runtime.calls) == 9
+    syncing.cancel()
 
 
 def test_runtime_that_is_down_does_not_stop_live_changes(node: FakeNode) -> None:
@@ -175,46 +167,38 @@ def test_unpinned_time_of_an_unknown_pod_ends_when_it_is_known(node: FakeNode) -
     assert proof.window_seconds == 2.0
 
 
-def test_pass_follows_an_update_of_a_created_container(node: FakeNode) -> None:
+async def test_pass_follows_an_update_of_a_created_container(node: FakeNode) -> None:
     """When a created container has left the CPUs of an owner after the pass, the next pass lets the owner start."""
     node.container_watch = watch = FakeWatch(node)
     node.new_agent()
     node.deploy("b", Wish("2", policy="none"), state=State.CREATED)
     node.add("a", Wish("2", smt="require"))
-
-    async def scenario() -> None:
-        node.runtime.gate = asyncio.Event()
-        trigger = node.agent.trigger
-        trigger.clear()
-        await node.agent.reconciler.run_pass()
-        assert watch.create("a").startswith("other containers still run on its CPUs 1,5")
-        assert not requested(node)
-        node.runtime.gate.set()
-        await settle()
-        assert requested(node)
-        trigger.clear()
-        await node.agent.reconciler.run_pass()
-        assert str(node.records[watch.create("a")]) == "1,5"
-        await settle()
-        assert not requested(node)
-
-    node.runner.run(scenario())
+    node.runtime.gate = asyncio.Event()
+    trigger = node.agent.trigger
+    trigger.clear()
+    await node.agent.reconciler.run_pass()
+    assert watch.create("a").startswith("other containers still run on its CPUs 1,5")
+    assert not requested(node)
+    node.runtime.gate.set()
+    await settle()
+    assert requested(node)
+    trigger.clear()
+    await node.agent.reconciler.run_pass()
+    assert str(node.records[watch.create("a")]) == "1,5"
+    await settle()
+    assert not requested(node)
 
 
-def test_failed_update_of_a_created_container_is_retried(node: FakeNode) -> None:
+async def test_failed_update_of_a_created_container_is_retried(node: FakeNode) -> None:
     """If the runtime refuses an update after the pass that sent it, a pass follows, and another one with the retry."""
     node.add("a", TWO)
     number = node.start("b", state=State.CREATED)
-
-    async def scenario() -> None:
-        node.runtime.errors[number], node.runtime.gate = Unavailable("the socket refuses"), asyncio.Event()
-        node.agent.trigger.clear()
-        await node.agent.reconciler.run_pass()
-        assert node.agent.reconciler.retry_seconds() is None
-        node.runtime.gate.set()
-        await settle()
-        assert requested(node)
-        await node.agent.reconciler.run_pass()
-        assert node.agent.reconciler.retry_seconds() is not None
-
-    node.runner.run(scenario())
+    node.runtime.errors[number], node.runtime.gate = Unavailable("the socket refuses"), asyncio.Event()
+    node.agent.trigger.clear()
+    await node.agent.reconciler.run_pass()
+    assert node.agent.reconciler.retry_seconds() is None
+    node.runtime.gate.set()
+    await settle()
+    assert requested(node)
+    await node.agent.reconciler.run_pass()
+    assert node.agent.reconciler.retry_seconds() is not None

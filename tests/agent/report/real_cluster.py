@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.node_state import NodeState
@@ -12,6 +13,7 @@ from agent.pod_watch import PodWatch
 from apiserver.client import Api
 from tests.agent.states import state_of
 from tests.environments.server.apiserver import ApiServer
+from tests.environments.waiting import background
 
 CORES = "cmk.intel.com/exclusive-cores"
 SECONDS = 60.0
@@ -84,17 +86,12 @@ class Agent:
         return state_of(*self.pods.pods().values(), node=self.cluster.node, **more)
 
 
-def run(cluster: Cluster, act: Callable[[Agent], Awaitable[None]]) -> None:
-    """Run a coroutine with an agent that watches the node's pods."""
-
-    async def main() -> None:
-        agent = Agent(cluster, cluster.server.api())
-        watching = asyncio.create_task(agent.pods.watch(agent.changed.set))
-        try:
-            await act(agent)
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
-            await agent.api.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def agent_of(cluster: Cluster) -> AsyncIterator[Agent]:
+    """Yield an agent that watches the node's pods."""
+    agent = Agent(cluster, cluster.server.api())
+    try:
+        async with background(agent.pods.watch(agent.changed.set)):
+            yield agent
+    finally:
+        await agent.api.close()

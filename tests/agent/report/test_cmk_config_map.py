@@ -16,12 +16,11 @@ from agent.report.cmk_node import cmk_node
 from agent.report.cmk_reports import CMKReports
 from agent.report.publisher import Later
 from agent.report.turns import next_turn
-from apiserver.client import Api
 from pinning.cmk.pools import Reclaimed, cmk_pools, cmk_yaml
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig, StaticPools
 from pinning.pods.types import Pod
-from tests.agent.fake_api import FakeApiServer, publish, run
+from tests.agent.fake_api import FakeApiServer, api_of, publish
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import CORES, OTHER_CORES, container
 
@@ -106,25 +105,21 @@ PATH = "/api/v1/namespaces/here/configmaps/cmk-config-node-1"
     ("is_raced", "methods"),
     [(False, ["PATCH", "POST", "PATCH"]), (True, ["PATCH", "POST", "PATCH", "PATCH"])],
 )
-def test_only_changed_pools_are_written_to_the_config_map(is_raced: bool, methods: list[str]) -> None:
+async def test_only_changed_pools_are_written_to_the_config_map(is_raced: bool, methods: list[str]) -> None:
     """Only changed pools are written, and nothing before the state is complete."""
     server = FakeApiServer(is_raced=is_raced)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PoolReport(api, "node-1", "here", interval_seconds=0)
         states = state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM)
         await publish(report, state_of(complete=False), *states)
-
-    run(server, act)
     assert [call.method for call in server.calls] == methods
     assert "'1,5': ['1']" in server.objects[PATH]["data"]["config"]
 
 
-def test_writes_are_coalesced_for_the_interval() -> None:
+async def test_writes_are_coalesced_for_the_interval() -> None:
     """After a write the writer waits for the interval to coalesce changes; without one it does not."""
     waits: list[float] = []
-
-    async def act(api: Api) -> None:
+    async with api_of(FakeApiServer()) as api:
         report = PoolReport(api, "node-1", "here", interval_seconds=0.2)
         clock = asyncio.get_running_loop().time
         start = clock()
@@ -132,27 +127,21 @@ def test_writes_are_coalesced_for_the_interval() -> None:
         written = clock()
         await publish(report, state_of())
         waits.extend((written - start, clock() - written))
-
-    run(FakeApiServer(), act)
     busy, idle = waits
     assert busy >= 0.2
     assert idle < 0.2
 
 
-def test_reset_of_a_deleted_config_map_is_no_error() -> None:
+async def test_reset_of_a_deleted_config_map_is_no_error() -> None:
     """Resetting a deleted ConfigMap is no error."""
-
-    async def act(api: Api) -> None:
+    async with api_of(FakeApiServer()) as api:
         await PoolReport(api, "node-1", "here").reset()
 
-    run(FakeApiServer(), act)
 
-
-def test_config_map_that_others_delete_or_change_comes_back() -> None:
+async def test_config_map_that_others_delete_or_change_comes_back() -> None:
     """A ConfigMap that another program deletes or changes is written again after five minutes, and not before."""
     server, now = FakeApiServer(), [next_turn("node-1", 0, AGAIN_SECONDS)]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PoolReport(api, "node-1", "here", Clock(lambda: now[0]), interval_seconds=0)
         await publish(report, state_of())
         for change in (server.objects.clear, lambda: server.objects[PATH]["data"].update(config="x")):
@@ -167,8 +156,6 @@ def test_config_map_that_others_delete_or_change_comes_back() -> None:
             assert "exclusive" in server.objects[PATH]["data"]["config"]
         assert report.writes == 3
 
-    run(server, act)
-
 
 NODES, RECONCILED = (
     f"/apis/intel.com/v1/namespaces/here/{plural}" for plural in ("cmk-nodereports", "cmk-reconcilereports")
@@ -176,55 +163,51 @@ NODES, RECONCILED = (
 ENDED = (Reclaimed(3, "default/a/main", "exclusive", "1,5"),)
 
 
-def published(server: FakeApiServer, *states: NodeState, reset: bool = False) -> None:
+async def published(server: FakeApiServer, *states: NodeState, reset: bool = False) -> None:
     """Publish states one after the other."""
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         reports = CMKReports(api, "node-1.test", "here", interval_seconds=0)
         await publish(reports, *states)
         if reset:
             await reports.reset()
 
-    run(server, act)
-
 
 @pytest.mark.parametrize(("is_raced", "more"), [(False, 0), (True, 1)])
-def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) -> None:
+async def test_both_reports_are_created_with_our_content(is_raced: bool, more: int) -> None:
     """Both reports get the agent's content once the state is complete, even if another client created them."""
     server = FakeApiServer(is_raced=is_raced)
-    published(server, state_of(complete=False), state_of())
+    await published(server, state_of(complete=False), state_of())
     assert [call.method for call in server.calls] == [*(["PATCH", "POST"] + ["PATCH"] * more)] * 2
     report = server.objects[f"{NODES}/node-1.test"]["spec"]["report"]
     assert report["description"]["pools"]["exclusive"]["cpuLists"]["1,5"]["tasks"] == []
     assert server.objects[f"{RECONCILED}/node-1.test"]["spec"] == {"report": {"reclaimedCpuLists": []}}
 
 
-def test_only_changed_reports_are_written() -> None:
+async def test_only_changed_reports_are_written() -> None:
     """Unchanged pools cost no request; a claim writes one report, an ended process the other."""
     server = FakeApiServer()
-    published(server, state_of())
+    await published(server, state_of())
     server.calls.clear()
     ended = replace(state_of(CLAIM), reclaimed=ENDED)
-    published(server, state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM), ended, ended)
+    await published(server, state_of(), state_of(bound("x")), state_of(CLAIM), state_of(CLAIM), ended, ended)
     paths = [call.path for call in server.calls]
     assert paths == [f"{folder}/node-1.test" for folder in (NODES, RECONCILED) * 2]
     assert server.objects[f"{RECONCILED}/node-1.test"]["spec"]["report"]["reclaimedCpuLists"][0]["pid"] == 3
 
 
-def test_reset_empties_both_reports() -> None:
+async def test_reset_empties_both_reports() -> None:
     """Reset empties both reports, and is no error without any."""
     server = FakeApiServer()
-    published(server, state_of(CLAIM), reset=True)
+    await published(server, state_of(CLAIM), reset=True)
     assert [it["spec"] for it in server.objects.values()] == [{}, {}]
-    published(FakeApiServer(), reset=True)
+    await published(FakeApiServer(), reset=True)
 
 
-def test_reports_that_others_delete_come_back() -> None:
+async def test_reports_that_others_delete_come_back() -> None:
     """Reports that another program deletes are written again after five minutes, and not before."""
     begun = next_turn("node-1.test", 0, AGAIN_SECONDS)
     server, now = FakeApiServer(), [begun]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         reports = CMKReports(api, "node-1.test", "here", Clock(lambda: now[0]), interval_seconds=0)
         await publish(reports, state_of())
         server.objects.clear()
@@ -235,5 +218,3 @@ def test_reports_that_others_delete_come_back() -> None:
         await publish(reports, state_of(), state_of())
         assert sorted(server.objects) == [f"{NODES}/node-1.test", f"{RECONCILED}/node-1.test"]
         assert reports.writes == 4
-
-    run(server, act)

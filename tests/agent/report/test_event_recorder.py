@@ -14,10 +14,9 @@ from agent.node_state import Conflict, NodeState, Path, Proof
 from agent.report.event_recorder import BURST, PENDING, EventReport
 from agent.report.events import LONGEST_NAME, Reason, event_document, events_between
 from agent.report.publisher import Later
-from apiserver.client import Api
 from apiserver.errors import Unavailable
 from pinning.machine.cpuset import CPUSet
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, api_of
 from tests.agent.states import EXCLUSIVE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 from tests.tables import table
@@ -99,45 +98,38 @@ def test_name_of_an_event_is_one(letter: str) -> None:
     assert re.fullmatch(r"a{199}\.[0-9a-f]{16}", document_name)
 
 
-def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
+async def test_the_same_event_is_counted_also_by_a_new_agent() -> None:
     """A repeated event raises the count of the first one, also after a restart of the agent."""
     server = FakeApiServer()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source(ONE))
         for state in (state_of(REFUSED), state_of(ONE), state_of(REFUSED)):
             await report.publish(state)
         await EventReport(api, "node-1", source(ONE)).publish(state_of(REFUSED))
         assert report.writes == 3
-
-    run(server, act)
     assert sorted((event["reason"], event["count"]) for event in server.objects.values()) == [
         ("Pinned", 1),
         ("Unpinnable", 2),
     ]
 
 
-def test_an_expired_event_is_created_again() -> None:
+async def test_an_expired_event_is_created_again() -> None:
     """An event that expired on the API server, an hour after it was sent, is created again when it repeats."""
     server = FakeApiServer()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source(ONE))
         await report.publish(state_of(REFUSED))
         server.objects.clear()
         for state in (state_of(ONE), state_of(REFUSED)):
             await report.publish(state)
-
-    run(server, act)
     assert {event["reason"] for event in server.objects.values()} == {Reason.PINNED, Reason.UNPINNABLE}
 
 
-def test_events_are_rate_limited_per_pod() -> None:
+async def test_events_are_rate_limited_per_pod() -> None:
     """Events of one pod are rate limited with a burst; other pods have their own budget."""
     server = FakeApiServer()
     now = [0.0]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source(ONE, bound("b")), Clock(monotonic=lambda: now[0]))
         for _ in range(40):
             await report.publish(state_of(ONE))
@@ -150,14 +142,11 @@ def test_events_are_rate_limited_per_pod() -> None:
         await report.publish(state_of(ONE))
         assert report.writes == BURST + 2
 
-    run(server, act)
 
-
-def test_events_are_retried_while_the_server_fails() -> None:
+async def test_events_are_retried_while_the_server_fails() -> None:
     """While the API server fails events are retried and none is lost; a refused event is not retried."""
     server = FakeApiServer()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source(ONE))
         server.failures = [503, 503]
         for _ in range(2):
@@ -167,8 +156,6 @@ def test_events_are_retried_while_the_server_fails() -> None:
         server.failures = [422]
         await report.publish(state_of(REFUSED))
         await report.publish(state_of(REFUSED))
-
-    run(server, act)
     assert [event["reason"] for event in server.objects.values()] == ["Pinned"]
     assert len(server.calls) == 4
     assert PENDING >= 250
@@ -198,12 +185,11 @@ FULL = httpx.Response(429, json={"message": "limit reached on type Namespace"})
 
 
 @pytest.mark.parametrize("answer", [FULL, httpx.Response(500, json={"message": "failed calling webhook"})])
-def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
+async def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
     """If a namespace's event quota is used up or its webhook fails, other namespaces still get events."""
     pods = spread("bad", "bad", "fine", "bad", "good")
     server, now = flooded(answer, "bad"), [0.0]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
         for second in range(20):
             now[0] = float(second)
@@ -213,8 +199,6 @@ def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
         assert len(asked(server)) <= 3 + 20 / 5
         server.refused, now[0] = {}, 60.0
         await report.publish(state_of(*pods))
-
-    run(server, act)
     assert sorted(event["involvedObject"]["name"] for event in server.objects.values()) == [
         "00",
         "01",
@@ -224,44 +208,38 @@ def test_events_of_one_namespace_wait_alone(answer: httpx.Response) -> None:
     ]
 
 
-def test_failing_server_ends_the_round() -> None:
+async def test_failing_server_ends_the_round() -> None:
     """After failures in two namespaces, or a Retry-After, no other namespace is tried."""
     pods = spread("a", "b", "c", "d")
-
-    async def act(api: Api) -> None:
-        with pytest.raises(Unavailable):
-            await EventReport(api, "node-1", source(*pods)).publish(state_of(*pods))
-
-    server = flooded(httpx.Response(500), *"abcd")
-    run(server, act)
-    assert asked(server) == ["a", "b"]
-    server = flooded(httpx.Response(429, headers={"retry-after": "1"}), *"abcd")
-    run(server, act)
-    assert asked(server) == ["a"]
+    for answer, tried in (
+        (httpx.Response(500), ["a", "b"]),
+        (httpx.Response(429, headers={"retry-after": "1"}), ["a"]),
+    ):
+        server = flooded(answer, *"abcd")
+        async with api_of(server) as api:
+            with pytest.raises(Unavailable):
+                await EventReport(api, "node-1", source(*pods)).publish(state_of(*pods))
+        assert asked(server) == tried
 
 
-def test_no_event_for_a_pod_missing_in_the_api() -> None:
+async def test_no_event_for_a_pod_missing_in_the_api() -> None:
     """A pod that the API does not know gets no event, and reset drops pending events."""
     server = FakeApiServer()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = EventReport(api, "node-1", source())
         state = state_of(ONE)
         gone = tuple(replace(pod, is_known=False) for pod in state.pods)
         await report.publish(replace(state, pods=gone))
         await report.reset()
-
-    run(server, act)
     assert server.calls == []
 
 
-def test_event_waits_until_the_watch_shows_its_pod() -> None:
+async def test_event_waits_until_the_watch_shows_its_pod() -> None:
     """An event is sent when the watch shows its pod; events of other pods do not wait for it."""
     server = FakeApiServer()
     other = bound("b", container("main", 1), annotations=EXCLUSIVE)
     state = state_of(ONE, other)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         pods = source(other)
         report = EventReport(api, "node-1", pods)
         for _ in range(2):
@@ -273,6 +251,4 @@ def test_event_waits_until_the_watch_shows_its_pod() -> None:
         with pytest.raises(Unavailable):
             await report.publish(state)
         await report.publish(state)
-
-    run(server, act)
     assert [event["involvedObject"]["name"] for event in server.objects.values()] == ["b", "a"]

@@ -11,7 +11,7 @@ from agent.report.extended_resources import node_resources
 from agent.report.pod_status import PodReport
 from pinning.planning.requests import overcommit, sidecars
 from pinning.pods.types import Pod
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, api_of
 from tests.agent.fakes import FakeNode
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
 from tests.pinning.world import Wish, pod_document
@@ -37,26 +37,20 @@ def test_the_victim_keeps_its_claims(pods: tuple[Pod, Pod]) -> None:
 
 
 @ORDERS
-def test_event_refers_to_the_victim(pods: tuple[Pod, Pod]) -> None:
+async def test_event_refers_to_the_victim(pods: tuple[Pod, Pod]) -> None:
     """An event of the victim refers to the victim, not to the forged mirror."""
     server = FakeApiServer()
-
-    async def act(api: Any) -> None:
+    async with api_of(server) as api:
         await EventReport(api, "node-1", source(*pods)).publish(state_of(VICTIM))
-
-    run(server, act)
     assert [event["involvedObject"]["name"] for event in server.objects.values()] == ["victim"]
 
 
 @ORDERS
-def test_the_victims_report_is_written_to_the_victim(pods: tuple[Pod, Pod]) -> None:
+async def test_the_victims_report_is_written_to_the_victim(pods: tuple[Pod, Pod]) -> None:
     """The status annotation of the victim is written to the victim only."""
     server = FakeApiServer.with_pods(*pods)
-
-    async def act(api: Any) -> None:
+    async with api_of(server) as api:
         await PodReport(api, "node-1", source(*pods)).publish(state_of(VICTIM))
-
-    run(server, act)
     assert [body["metadata"]["uid"] for _, body in server.patches] == ["victim"]
 
 

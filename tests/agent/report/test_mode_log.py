@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from dataclasses import replace
@@ -38,37 +37,29 @@ CONFIGURED = replace(STATIC, kubelet=KubeletPolicy.NONE)
         pytest.param(CONFIGURED, "observe to false", id="configured"),
     ],
 )
-def test_mode_is_logged_when_it_changes(
+async def test_mode_is_logged_when_it_changes(
     caplog: pytest.LogCaptureFixture, observing: NodeState, remedy: str
 ) -> None:
     """The observing mode is logged once as a warning with the remedy; its end is logged as information."""
     caplog.set_level(logging.INFO)
-
-    async def main() -> None:
-        report = LogReport()
-        for state in (GIVING, observing, observing, GIVING, GIVING):
-            await report.publish(state)
-        await report.reset()
-
-    asyncio.run(main())
+    report = LogReport()
+    for state in (GIVING, observing, observing, GIVING, GIVING):
+        await report.publish(state)
+    await report.reset()
     _, warning, end = caplog.records  # the first record is about last-level caches
     assert (warning.levelno, end.levelno) == (logging.WARNING, logging.INFO)
     assert remedy in warning.__dict__["facts"]["remedy"]
 
 
-def test_start_path_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_start_path_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     """Losing NRI is a warning with the reason; a missing NRI at start is information."""
     caplog.set_level(logging.INFO)
     missing = replace(GIVING, start_reason="no socket")
     held = replace(GIVING, start_path=Path.NRI)
     crowded = replace(held, other_plugins=("50-other",))
-
-    async def main() -> None:
-        report = LogReport()
-        for state in (GIVING, missing, held, held, missing, held, crowded, crowded, held):
-            await report.publish(state)
-
-    asyncio.run(main())
+    report = LogReport()
+    for state in (GIVING, missing, held, held, missing, held, crowded, crowded, held):
+        await report.publish(state)
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("INFO", "last-level caches"),
         ("INFO", "containers are moved when they start"),
@@ -81,19 +72,15 @@ def test_start_path_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) 
     assert caplog.records[3].__dict__["facts"] == {"path": "cgroup", "reason": "no socket"}
 
 
-def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """Each refusal is logged once as a warning, and again if it returns."""
     wrong = bound("a", annotations={"qos.gocrane.io/cpu-manager": "exlusive"})
     large = bound("b", container("main", 99), annotations=EXCLUSIVE)
     states = (state_of(wrong), state_of(wrong), state_of(wrong, large), state_of(), state_of(wrong))
-
-    async def main() -> None:
-        report = RefusalLog()
-        for state in states:
-            await report.publish(state)
-        await report.reset()
-
-    asyncio.run(main())
+    report = RefusalLog()
+    for state in states:
+        await report.publish(state)
+    await report.reset()
     entries = [(record.levelno, record.__dict__["facts"]) for record in caplog.records]
     assert [facts["reason"] for _, facts in entries] == ["Invalid", "NotEnoughCPUs", "Invalid"]
     assert {level for level, _ in entries} == {logging.WARNING}
@@ -162,20 +149,16 @@ async def answer(_: httpx.Request) -> httpx.Response:
     return httpx.Response(403, json={"message": "no"})
 
 
-def test_load_hidden_cost_and_requests_are_shown() -> None:
+async def test_load_hidden_cost_and_requests_are_shown() -> None:
     """The gauges show shared and system load, idle siblings, sidecars, and API requests with errors."""
     registry = CollectorRegistry()
-
-    async def main() -> None:
-        api = Api(Access("https://api.test"), "tests", httpx.MockTransport(answer))
-        report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
-        await report.publish(state_of(*PODS))
-        with contextlib.suppress(APIError):
-            await api.get("/x")
-        await report.reset()
-        await api.close()
-
-    asyncio.run(main())
+    api = Api(Access("https://api.test"), "tests", httpx.MockTransport(answer))
+    report = MetricsReport(registry, api, source(*PODS), NodeOptions(sidecar=("100m", "32M")))
+    await report.publish(state_of(*PODS))
+    with contextlib.suppress(APIError):
+        await api.get("/x")
+    await report.reset()
+    await api.close()
     shown = {
         (sample.name.removeprefix("corepin_agent_"), *sample.labels.values()): sample.value
         for metric in registry.collect()

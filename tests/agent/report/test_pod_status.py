@@ -15,11 +15,11 @@ from agent.kubelet.devices import LATE, LATE_FOR_SOME
 from agent.node_state import NodeState, NoiseLevel, Path, PodState, Proof
 from agent.report.pod_status import BLOCKED_SECONDS, PodReport, pod_status
 from agent.report.publisher import Later
-from apiserver.client import METADATA, METADATA_LIST, Api
+from apiserver.client import METADATA, METADATA_LIST
 from pinning.contract import STATUS_CPUS, CPUPolicy, NoiseKind
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import DEVICES_NOT_NAMED, MORE_MAY_FOLLOW, Owner
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, api_of
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, owner, source, state_of
 from tests.pods import container
 
@@ -180,13 +180,12 @@ def held_back(state: NodeState, *names: str) -> NodeState:
     return replace(state, pods=tuple(pods))
 
 
-def test_report_of_a_blocked_pod_is_due_at_the_end_of_its_delay() -> None:
+async def test_report_of_a_blocked_pod_is_due_at_the_end_of_its_delay() -> None:
     """The report asks to be called again when the first blocked pod is due, also if nothing changes in the meantime."""
     pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
     server, now = FakeApiServer.with_pods(*pods), [100.0]
     state = state_of(*pods, proven=False)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
 
         async def due(*names: str) -> float | None:
@@ -204,19 +203,16 @@ def test_report_of_a_blocked_pod_is_due_at_the_end_of_its_delay() -> None:
         await report.publish(held_back(state, "a", "b"))
         assert [path[-1] for path, _ in server.patches] == ["a", "b"]
 
-    run(server, act)
-
 
 @pytest.mark.parametrize("is_shown", [True, False])
-def test_other_waits_do_not_delay_a_blocked_pod(*, is_shown: bool) -> None:
+async def test_other_waits_do_not_delay_a_blocked_pod(*, is_shown: bool) -> None:
     """Beside a pod that the API server refuses, or the watch lacks, the next call is not later than for a blocked pod."""
     pods = [bound(name, container("main", 1), annotations=EXCLUSIVE) for name in "ab"]
     server, now = FakeApiServer.with_pods(*pods), [100.0]
     server.refused = {"b": httpx.Response(422)}
     pinned, [a, _] = state_of(*pods), state_of(*pods, proven=False).pods
     state = held_back(replace(pinned, pods=(a, pinned.pods[1])), "a")
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         shown = source(*(pods if is_shown else pods[:1]))
         report = PodReport(api, "node-1", shown, Clock(monotonic=lambda: now[0]))
         for waited in (0.0, BLOCKED_SECONDS - 0.25):
@@ -229,8 +225,6 @@ def test_other_waits_do_not_delay_a_blocked_pod(*, is_shown: bool) -> None:
         with pytest.raises(Later):
             await report.publish(state)
         assert report.writes == 1
-
-    run(server, act)
 
 
 @pytest.mark.parametrize("reason", [LATE, LATE_FOR_SOME, "the kubelet does not name devices: junk"])
@@ -333,18 +327,15 @@ def test_refusal_is_not_rewritten_when_free_cpus_change() -> None:
     assert "wanted 98" in written(state_of(less), before=first)["containers"]["main"]["refusal"]["message"]
 
 
-def test_a_change_is_one_patch() -> None:
+async def test_a_change_is_one_patch() -> None:
     """An unchanged state or a late watch costs no request, and the patch has the uid as a precondition."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = FakeApiServer.with_pods(pod, bound("b"))
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PodReport(api, "node-1", source(pod, bound("b")))
         for _ in range(3):
             await report.publish(state_of(pod, bound("b")))
         assert report.writes == api.requests == 1
-
-    run(server, act)
     [(path, body)] = server.patches
     assert path == "/api/v1/namespaces/default/pods/a"
     assert server.calls[0].request.headers["accept"] == METADATA
@@ -352,12 +343,11 @@ def test_a_change_is_one_patch() -> None:
     assert body["metadata"]["annotations"].keys() == {STATUS_CPUS}
 
 
-def test_annotation_missing_in_the_watch_is_written_again() -> None:
+async def test_annotation_missing_in_the_watch_is_written_again() -> None:
     """If the watch shows a newer pod without the annotation, it is written again."""
     pod = bound("a", annotations=EXCLUSIVE, resourceVersion="7")
     server = FakeApiServer.with_pods(pod)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         pods = source(pod)
         report = PodReport(api, "node-1", pods)
         await report.publish(state_of(pod))
@@ -365,41 +355,33 @@ def test_annotation_missing_in_the_watch_is_written_again() -> None:
         await report.publish(state_of(pod))
         assert report.writes == 2
 
-    run(server, act)
 
-
-def test_stale_annotation_is_removed() -> None:
+async def test_stale_annotation_is_removed() -> None:
     """Finished pods and pods without a claim lose the annotation; a pod newer than the state keeps it."""
     old = {STATUS_CPUS: "{}"}
     plain, over = bound("a", annotations=old), bound("b", annotations=old)
     over["status"] = {"phase": "Succeeded"}
     young = bound("c", annotations=old)
     server = FakeApiServer.with_pods(plain, over, young)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         await PodReport(api, "node-1", source(plain, over, young)).publish(state_of(plain, over))
-
-    run(server, act)
     assert [(path[-1], body["metadata"]["annotations"]) for path, body in server.patches] == [
         ("a", {STATUS_CPUS: None}),
         ("b", {STATUS_CPUS: None}),
     ]
 
 
-def test_a_static_pod_is_reported_at_its_mirror() -> None:
+async def test_a_static_pod_is_reported_at_its_mirror() -> None:
     """The annotation is written to the mirror pod's own uid, which differs from the runtime's."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123", **EXCLUSIVE}
     pod = bound("a", annotations=mirror, uid="api-uid")
     server = FakeApiServer.with_pods(pod)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         await PodReport(api, "node-1", source(pod)).publish(state_of(pod))
-
-    run(server, act)
     assert server.patches[0][1]["metadata"]["uid"] == "api-uid"
 
 
-def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
+async def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
     """A pod that the watch dropped loses the annotation, unless it is being deleted."""
     annotations = {STATUS_CPUS: "{}", **EXCLUSIVE}
     pods = {name: bound(name, container("main", 1), annotations=annotations) for name in "abc"}
@@ -407,8 +389,7 @@ def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
     (pods["c"]["metadata"] or {})["deletionTimestamp"] = WHEN
     server = FakeApiServer.with_pods(*pods.values())
     server.refused = {"b": httpx.Response(500)}
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         shown = source(*pods.values())
         report = PodReport(api, "node-1", shown)
         with suppress(Later):
@@ -417,31 +398,26 @@ def test_finished_pod_that_the_watch_drops_loses_the_annotation() -> None:
         shown.shown = source(plain).shown
         for _ in range(3):
             await report.publish(state_of(plain))
-
-    run(server, act)
     assert [(path[-1], body["metadata"]) for path, body in server.patches] == [
         (name, {"uid": name, "annotations": {STATUS_CPUS: None}}) for name in "ab"
     ]
 
 
-def test_annotation_waits_until_the_watch_shows_the_pod() -> None:
+async def test_annotation_waits_until_the_watch_shows_the_pod() -> None:
     """A pod found by lookup gets its annotation when the watch shows it; other pods do not wait for it."""
     late, other = bound("a", annotations=EXCLUSIVE), bound("b", container("main", 1), annotations=EXCLUSIVE)
     server = FakeApiServer.with_pods(late, other)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         pods = source(other)
         report = PodReport(api, "node-1", pods)
         with pytest.raises(Later, match="a"):
             await report.publish(state_of(late, other))
         pods.shown = source(late, other).shown
         await report.publish(state_of(late, other))
-
-    run(server, act)
     assert [path[-1] for path, _ in server.patches] == ["b", "a"]
 
 
-def test_reset_removes_every_annotation() -> None:
+async def test_reset_removes_every_annotation() -> None:
     """Reset lists the pods of the node, removes every annotation, and ignores deleted pods."""
     pods = [
         bound("a", annotations={STATUS_CPUS: "{}"}),
@@ -450,11 +426,8 @@ def test_reset_removes_every_annotation() -> None:
     ]
     server = FakeApiServer.with_pods(*pods)
     server.failures = [404]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         await PodReport(api, "node-1", source()).reset()
-
-    run(server, act)
     listing = server.calls[0].request
     assert listing.url.params["fieldSelector"] == "spec.nodeName=node-1"
     assert listing.headers["accept"] == METADATA_LIST

@@ -17,19 +17,18 @@ from agent.report.pod_status import PodReport
 from agent.report.publisher import Later, Reporter
 from pinning.pods.types import Pod
 from tests.agent.fake_api import publish
-from tests.agent.report.real_cluster import Agent, Cluster, run
+from tests.agent.report.real_cluster import Cluster, agent_of
 from tests.agent.states import EXCLUSIVE, ISOLATE
 from tests.environments.server.catalog import NEWEST
 
 pytestmark = pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
 
 
-def test_pods_are_patched_once_for_each_change(cluster: Cluster) -> None:
+async def test_pods_are_patched_once_for_each_change(cluster: Cluster) -> None:
     """Each change is one PATCH that keeps other annotations; a pod without a claim loses the annotation."""
     cluster.add_pod("a", {"note": "mine", **EXCLUSIVE})
     cluster.add_pod("b")
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(2)
         report = PodReport(agent.api, cluster.node, agent.pods)
         before = agent.api.requests
@@ -52,8 +51,6 @@ def test_pods_are_patched_once_for_each_change(cluster: Cluster) -> None:
             "note": "mine",
             "cpu-manager.corepin.io/pod": "none",
         }
-
-    run(cluster, act)
 
 
 async def kubectl(cluster: Cluster, *args: str) -> None:
@@ -95,14 +92,13 @@ async def annotation(cluster: Cluster, name: str) -> Any:
     return text and json.loads(text)
 
 
-def test_refused_pods_do_not_delay_others(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_pods_do_not_delay_others(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     """Pods whose annotation or size is at the limit are refused and retried; others are written."""
     fill(cluster, "a-full")
     fill_to_the_brim(cluster, "b-heavy")
     cluster.add_pod("c", EXCLUSIVE, cpus=64)
     now = [0.0]
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(3)
         report = PodReport(agent.api, cluster.node, agent.pods, Clock(monotonic=lambda: now[0]))
         for _ in range(3):
@@ -117,8 +113,6 @@ def test_refused_pods_do_not_delay_others(cluster: Cluster, caplog: pytest.LogCa
         with pytest.raises(Later, match="refused: 1 pods"):
             await report.publish(agent.state())
         assert await annotation(cluster, "a-full") is not None
-
-    run(cluster, act)
     assert caplog.messages.count("pod status not written") == 2
 
 
@@ -127,12 +121,11 @@ def version(pod: Pod) -> str:
     return (pod["metadata"] or {})["resourceVersion"] or ""
 
 
-def test_finished_pod_loses_its_annotation(cluster: Cluster) -> None:
+async def test_finished_pod_loses_its_annotation(cluster: Cluster) -> None:
     """A finished pod that the watch no longer shows loses the annotation."""
     cluster.add_pod("a", EXCLUSIVE)
     finished = json.dumps({"status": {"phase": "Succeeded"}})
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(1)
         report = PodReport(agent.api, cluster.node, agent.pods)
         await report.publish(agent.state())
@@ -143,22 +136,17 @@ def test_finished_pod_loses_its_annotation(cluster: Cluster) -> None:
         await report.publish(agent.state())
         assert (await annotation(cluster, "a"), report.writes) == (None, 2)
 
-    run(cluster, act)
 
-
-def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
+async def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
     """Pinned and Unpinnable events are at their pods, and a restarted agent raises their count."""
     cluster.add_pod("a", EXCLUSIVE)
     cluster.add_pod("b", EXCLUSIVE, cpus=64)
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(2)
         for _ in range(2):
             report = EventReport(agent.api, cluster.node, agent.pods)
             await report.publish(agent.state())
             await report.publish(agent.state())
-
-    run(cluster, act)
     events = {
         event["involvedObject"]["name"]: event
         for event in cluster.get("events", "-n", cluster.namespace)["items"]
@@ -175,7 +163,7 @@ def test_events_are_seen_by_kubectl(cluster: Cluster) -> None:
     assert "Unpinnable" in described
 
 
-def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
+async def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
     """The ConfigMap is created, patched only on changes, valid YAML, and emptied by reset."""
     cluster.add_pod("a", ISOLATE)
     name = f"cmk-config-{cluster.node}"
@@ -183,7 +171,7 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
     def config() -> Any:
         return cluster.get("configmap", name, "-n", cluster.namespace).get("data", {})
 
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(1)
         report = PoolReport(agent.api, cluster.node, cluster.namespace, interval_seconds=0)
         await publish(report, agent.state(), agent.state())
@@ -200,34 +188,28 @@ def test_the_pools_are_mirrored_for_cmk(cluster: Cluster) -> None:
         await publish(again, agent.state())
         assert "config" in config()
 
-    run(cluster, act)
 
-
-def test_a_static_pod_is_reported_at_its_mirror(cluster: Cluster) -> None:
+async def test_a_static_pod_is_reported_at_its_mirror(cluster: Cluster) -> None:
     """Annotation and event of a static pod refer to the mirror pod in the API."""
     mirror = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "abc123"}
     cluster.add_pod("static", {**mirror, **EXCLUSIVE})
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(1)
         state = agent.state()
         assert [pod.uid for pod in state.pods] == ["abc123"]
         await PodReport(agent.api, cluster.node, agent.pods).publish(state)
         await EventReport(agent.api, cluster.node, agent.pods).publish(state)
-
-    run(cluster, act)
     metadata = cluster.get("pod", "static", "-n", cluster.namespace)["metadata"]
     assert "status.corepin.io/cpus" in metadata["annotations"]
     [event] = cluster.get("events", "-n", cluster.namespace)["items"]
     assert event["involvedObject"]["uid"] == metadata["uid"]
 
 
-def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
+async def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
     """One edit costs a PATCH of the pod, an Event and a PATCH of the node; repeating costs nothing."""
     cluster.add_pod("a", EXCLUSIVE)
     cluster.add_pod("b", EXCLUSIVE)
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(2)
         reports: tuple[Reporter, ...] = (
             PodReport(agent.api, cluster.node, agent.pods),
@@ -245,8 +227,6 @@ def test_an_edit_costs_three_requests(cluster: Cluster) -> None:
         assert agent.api.requests - before == 3
         for report in reports:
             await report.reset()
-
-    run(cluster, act)
     for name in ("a", "b"):
         pod = cluster.get("pod", name, "-n", cluster.namespace)
         assert "status.corepin.io/cpus" not in pod["metadata"]["annotations"]

@@ -109,7 +109,7 @@ class Picky:
         """Do nothing."""
 
 
-def test_new_state_does_not_wait_for_a_refused_part() -> None:
+async def test_new_state_does_not_wait_for_a_refused_part() -> None:
     """A new state is published at once while the refused part waits, and the gauge shows that part."""
     metrics, reporter = Metrics(), Picky()
     other = state_of(bound("a"))
@@ -117,16 +117,13 @@ def test_new_state_does_not_wait_for_a_refused_part() -> None:
     async def sleep(_: float) -> None:
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        publisher = Publisher([reporter], metrics, sleep)
-        async with background(publisher.run()):
-            async with asyncio.timeout(60):
-                for state in (STATE, other):
-                    publisher.submit(state)
-                    await reporter.taken.wait()
-                    reporter.taken.clear()
-
-    asyncio.run(main())
+    publisher = Publisher([reporter], metrics, sleep)
+    async with background(publisher.run()):
+        async with asyncio.timeout(60):
+            for state in (STATE, other):
+                publisher.submit(state)
+                await reporter.taken.wait()
+                reporter.taken.clear()
     assert reporter.published == [STATE, other]
     gauge = metrics.registry.get_sample_value("corepin_agent_reports_refused", {"reporter": "Picky"})
     assert gauge == 1

@@ -11,11 +11,10 @@ from agent.clock import Clock
 from agent.node_state import NodeState
 from agent.report.pod_status import PodReport
 from agent.report.publisher import Later
-from apiserver.client import Api
 from apiserver.errors import Failed, Refused, Unavailable
 from pinning.contract import STATUS_CPUS
 from pinning.pods.types import Pod
-from tests.agent.fake_api import FakeApiServer, run
+from tests.agent.fake_api import FakeApiServer, api_of
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
 from tests.pods import container
 
@@ -46,7 +45,7 @@ async def publish(report: PodReport, state: NodeState) -> None:
         pytest.param(404, 2, None, id="gone"),
     ],
 )
-def test_one_pod_that_fails_costs_the_others_nothing(
+async def test_one_pod_that_fails_costs_the_others_nothing(
     code: int, tried: int, error: type[Exception] | None
 ) -> None:
     """Other pods are written if one is refused; an unreachable server ends the round; both are retried."""
@@ -54,8 +53,7 @@ def test_one_pod_that_fails_costs_the_others_nothing(
     server = FakeApiServer.with_pods(*pods)
     server.failures = [code]
     now = [0.0]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
         if error is None:
             await report.publish(state_of(*pods))
@@ -67,18 +65,15 @@ def test_one_pod_that_fails_costs_the_others_nothing(
         await report.publish(state_of(*pods))
         assert report.writes == 2
 
-    run(server, act)
-
 
 @pytest.mark.parametrize("code", [422, 500])
-def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCaptureFixture) -> None:
     """Retries of all refused pods are limited to one in five seconds, and each pod is logged once."""
     names = [f"p{number}" for number in range(40)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
     server, now = refusing(code, *pods), [0.0]
     state = state_of(*pods)
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
         while len(server.calls) < len(names):
             with suppress(Later, Unavailable):
@@ -86,20 +81,18 @@ def test_refused_pods_together_are_tried_seldom(code: int, caplog: pytest.LogCap
         for second in range(1, 1001):
             now[0] = float(second)
             await publish(report, state)
-
-    run(server, act)
     assert len(server.calls) <= len(names) + 1000 / 5
     assert caplog.messages.count("pod status not written") == len(names)
 
 
-def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
+async def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
     """A refused pod with a new version is retried after seconds, although its backoff is minutes."""
     server, now = refusing(422, bound("a")), [0.0]
 
     def pod_of_version(version: str) -> Pod:
         return bound("a", annotations=EXCLUSIVE, resourceVersion=version)
 
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         pods = source(pod_of_version("7"))
         report = PodReport(api, "node-1", pods, Clock(monotonic=lambda: now[0]))
         tried = 0
@@ -116,16 +109,13 @@ def test_changed_pod_is_retried_before_its_backoff_is_over() -> None:
         await report.publish(state_of(pod_of_version("8")))
         assert report.writes == 1
 
-    run(server, act)
 
-
-def test_all_pods_are_written_after_the_server_recovers() -> None:
+async def test_all_pods_are_written_after_the_server_recovers() -> None:
     """After two failures the round ends; once a write succeeds all pods are written."""
     names = [f"p{number}" for number in range(6)]
     pods = [bound(name, container("main", 99), annotations=EXCLUSIVE) for name in names]
     server, now = refusing(500, *pods), [0.0]
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         report = PodReport(api, "node-1", source(*pods), Clock(monotonic=lambda: now[0]))
         for round_ in range(3):
             with pytest.raises(Unavailable):
@@ -135,20 +125,15 @@ def test_all_pods_are_written_after_the_server_recovers() -> None:
         await report.publish(state_of(*pods))
         assert report.writes == len(names)
 
-    run(server, act)
-
 
 @pytest.mark.parametrize("code", [403, 422, 500])
-def test_reset_goes_on_after_a_pod_that_is_refused(code: int) -> None:
+async def test_reset_goes_on_after_a_pod_that_is_refused(code: int) -> None:
     """A reset continues after a pod whose patch is refused, and reports that an annotation is left."""
     pods = [bound(name, annotations={STATUS_CPUS: "{}"}) for name in "abc"]
     server = FakeApiServer.with_pods(*pods)
     server.refused = {"a": httpx.Response(code)}
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         with pytest.raises((Failed, Refused)):
             await PodReport(api, "node-1", source()).reset()
-
-    run(server, act)
     left = [path for path, pod in server.objects.items() if STATUS_CPUS in pod["metadata"]["annotations"]]
     assert left == ["/api/v1/namespaces/default/pods/a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +66,7 @@ def test_driver_that_offers_the_same_cpus_is_recognised(
     assert bool(caplog.records) is offers_cpus
 
 
-def test_slice_without_its_fields_is_deleted_with_retries(
+async def test_slice_without_its_fields_is_deleted_with_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slice without the field is deleted with retries and not written again."""
@@ -78,16 +77,12 @@ def test_slice_without_its_fields_is_deleted_with_retries(
     report: Any = SliceReport(api, "node-1")  # type: ignore[arg-type]
     report._slices = SimpleNamespace(items={}, complete=True)
     report._state = SimpleNamespace(observes=False, sets=None, ledger=None)
-
-    async def run() -> None:
-        for _ in range(2):
-            with pytest.raises(Unavailable):
-                await report._write()
-            assert api.stored
-        assert await report._write()
-        assert not await report._write()
-
-    asyncio.run(run())
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await report._write()
+        assert api.stored
+    assert await report._write()
+    assert not await report._write()
     assert (api.stored, api.writes) == (None, 1)
 
 
@@ -129,7 +124,7 @@ def reporting(api: Filling, monkeypatch: pytest.MonkeyPatch) -> Any:
     return report
 
 
-def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
+async def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A slice with a field that the API server sets counts as equal, because it would be rewritten each second.
@@ -142,30 +137,23 @@ def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     def watch() -> None:
         report._slices.items = {"s": msgspec.convert(api.stored, Slice)}
 
-    async def run() -> list[bool]:
-        wrote = [await report._write()]
-        watch()
-        wrote.append(await report._write())
-        api.stored["spec"]["devices"][0]["capacity"] = {"dra.cpu/cpu": {"value": "64"}}
-        watch()
-        wrote.append(await report._write())
-        watch()
-        return [*wrote, await report._write()]
-
-    assert asyncio.run(run()) == [True, False, True, False]
+    wrote = [await report._write()]
+    watch()
+    wrote.append(await report._write())
+    api.stored["spec"]["devices"][0]["capacity"] = {"dra.cpu/cpu": {"value": "64"}}
+    watch()
+    wrote.append(await report._write())
+    watch()
+    assert [*wrote, await report._write()] == [True, False, True, False]
     assert api.stored["spec"]["pool"]["generation"] == 2
 
 
-def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the Node was recreated the slice has the new Node as owner, so that it is not garbage collected."""
     api = Filling()
     report = reporting(api, monkeypatch)
-
-    async def run() -> list[str]:
-        uids = []
-        for api.node in ("first", "second"):
-            assert await report._write()
-            uids += [owner["uid"] for owner in api.stored["metadata"]["ownerReferences"]]
-        return uids
-
-    assert asyncio.run(run()) == ["first", "second"]
+    uids = []
+    for api.node in ("first", "second"):
+        assert await report._write()
+        uids += [owner["uid"] for owner in api.stored["metadata"]["ownerReferences"]]
+    assert uids == ["first", "second"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,17 +197,14 @@ def registry_of(collector: Collector | None = None) -> CollectorRegistry:
     return registry
 
 
-def serve(talk: Callable[[Port], Awaitable[None]], collector: Collector | None = None) -> None:
-    """Run a test with an agent's port."""
-
-    async def play() -> None:
-        server = await listen_http(Endpoints(lambda: None, registry_of(collector)), "127.0.0.1", 0)
-        async with server, asyncio.timeout(60):
-            await talk(server.sockets[0].getsockname()[1])
-            if others := asyncio.all_tasks() - {asyncio.current_task()}:
-                await asyncio.wait(others)  # the tasks of connections that the test has closed
-
-    asyncio.run(play())
+@asynccontextmanager
+async def served(collector: Collector | None = None) -> AsyncIterator[Port]:
+    """Serve an agent's port beside the block."""
+    server = await listen_http(Endpoints(lambda: None, registry_of(collector)), "127.0.0.1", 0)
+    async with server, asyncio.timeout(60):
+        yield server.sockets[0].getsockname()[1]
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)  # the tasks of connections that the test has closed
 
 
 async def connect(port: Port) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -233,10 +231,9 @@ async def response_to(port: Port, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
-def test_new_connection_replaces_the_longest_idle_one(path: str) -> None:
+async def test_new_connection_replaces_the_longest_idle_one(path: str) -> None:
     """With 64 idle connections a new one is answered, and only the oldest is closed."""
-
-    async def talk(port: Port) -> None:
+    async with served() as port:
         idle = [await connect(port) for _ in range(MOST_CONNECTIONS)]
         assert (await response_to(port, path)).startswith((b"HTTP/1.1 200", b"HTTP/1.1 503"))
         assert await idle[0][0].read() == b""
@@ -245,13 +242,10 @@ def test_new_connection_replaces_the_longest_idle_one(path: str) -> None:
         for _, writer in idle:
             writer.transport.abort()
 
-    serve(talk)
 
-
-def test_probes_are_answered_while_connections_come_without_end() -> None:
+async def test_probes_are_answered_while_connections_come_without_end() -> None:
     """Every probe is answered while twenty times the limit of connections are opened."""
-
-    async def talk(port: Port) -> None:
+    async with served() as port:
         opened: list[asyncio.StreamWriter] = []
 
         async def open_some() -> None:
@@ -269,32 +263,26 @@ def test_probes_are_answered_while_connections_come_without_end() -> None:
         for writer in opened:
             writer.transport.abort()
 
-    serve(talk)
-
 
 def test_accepts_per_iteration_are_below_the_connection_limit() -> None:
     """A received request is read before later connections can replace its own."""
     assert 4 * ACCEPTED_AT_ONCE <= MOST_CONNECTIONS
 
 
-def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
+async def test_metrics_are_rendered_once_a_second_outside_of_the_loop() -> None:
     """Requests within a second share one rendering, which runs in another thread."""
     now = [10.0]
     collector = Counting()
     page = MetricsPage(registry_of(collector), lambda: now[0])
     collected = collector.collected  # register() has collected once already
-
-    async def ask() -> None:
-        first = await asyncio.gather(*(page.text() for _ in range(50)))
-        now[0] += FRESH_SECONDS / 2
-        first.append(await page.text())
-        assert len(set(first)) == 1
-        assert collector.collected == collected + 1
-        now[0] += FRESH_SECONDS
-        assert await page.text() not in first
-        assert collector.collected == collected + 2
-
-    asyncio.run(ask())
+    first = await asyncio.gather(*(page.text() for _ in range(50)))
+    now[0] += FRESH_SECONDS / 2
+    first.append(await page.text())
+    assert len(set(first)) == 1
+    assert collector.collected == collected + 1
+    now[0] += FRESH_SECONDS
+    assert await page.text() not in first
+    assert collector.collected == collected + 2
     assert threading.get_ident() not in collector.threads
     assert len(collector.threads) == 2
 
@@ -309,11 +297,10 @@ async def test_disconnect_does_not_cancel_the_rendering_for_others() -> None:
     assert b"numbers" in await second
 
 
-def test_unread_response_takes_little_memory() -> None:
+async def test_unread_response_takes_little_memory() -> None:
     """At most two chunks of an unread response of 8 MB are buffered."""
     sizes: list[int] = []
-
-    async def talk(port: Port) -> None:
+    async with served(Counting("x" * 8_000_000)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert await reader.read(1) == b"H"
@@ -326,7 +313,5 @@ def test_unread_response_takes_little_memory() -> None:
         sizes.extend(transport.get_write_buffer_size() for transport in transports)
         writer.transport.abort()
         await turns()
-
-    serve(talk, Counting("x" * 8_000_000))
     assert len(sizes) == 1
     assert 0 < sizes[0] <= 2 * SENT_AT_ONCE

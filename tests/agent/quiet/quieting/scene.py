@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from agent.node_state import NodeState, QuietResult
 from agent.quiet.kept import Keeps
@@ -70,17 +71,12 @@ class Scene:
         return self.quieting.add(state)
 
 
-def play(scenario: Callable[[Scene], Awaitable[None]], scene: Scene | None = None) -> Scene:
-    """Run a scenario while the node's rounds run."""
-
-    async def run() -> Scene:
-        played = scene or Scene()
-        async with background(played.quieting.run(played.news.set)):
-            async with asyncio.timeout(60):
-                await scenario(played)
-        return played
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def rounds(scene: Scene | None = None) -> AsyncIterator[Scene]:
+    """Run the node's rounds beside the block."""
+    scene = scene or Scene()
+    async with background(scene.quieting.run(scene.news.set)), asyncio.timeout(60):
+        yield scene
 
 
 def quiet_of(state: NodeState) -> str | None:

@@ -35,8 +35,8 @@ from tests.agent.quiet.quieting.scene import (
     WEB_WORDS,
     Keeper,
     Scene,
-    play,
     quiet_of,
+    rounds,
 )
 from tests.agent.reconcile.serving import Reports
 from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
@@ -44,16 +44,13 @@ from tests.environments.waiting import background
 from tests.pods import container
 
 
-def test_changed_quiet_cpus_start_a_round() -> None:
+async def test_changed_quiet_cpus_start_a_round() -> None:
     """A change of the quiet CPUs starts a round in its own thread; until its result the state is pending."""
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         assert quiet_of(scene.quieting.add(STATE)) == QUIET_PENDING
         said = await scene.see(STATE)
         assert (quiet_of(said), said.quiet) == ("", QuietResult(QUIET))
         assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
-
-    scene = play(scenario)
     assert scene.keeper.asked[:2] == ["1,5", ""]
     assert scene.keeper.threads == {"quiet"}
 
@@ -87,15 +84,14 @@ def test_crios_annotation_is_about_interrupts_alone() -> None:
         assert (scene.keeper.asked, scene.keeper.fully) == ([str(QUIET)], [fully])
 
 
-def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
+async def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
     """With CRI-O's annotation only interrupts must be kept off; with `noise-policy: quiet` the other parts too."""
     irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
     annotated = replace(
         state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2"
     )
     failed = (QuietPart(QuietWord.WORKQUEUES, "no masks"),)
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         scene.keeper.answers = [QuietResult(QUIET, parts=failed, fully=EMPTY)]
         assert quiet_of(await scene.see(annotated)) == ""
         scene.keeper.answers = [QuietResult(QUIET, parts=(QuietPart(QuietWord.WORKQUEUES),), fully=EMPTY)]
@@ -104,39 +100,30 @@ def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
         fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
         assert quiet_of(await scene.see(fewer)) == "workqueues: no masks"
 
-    play(scenario)
 
-
-def test_without_quiet_cpus_there_is_no_round() -> None:
+async def test_without_quiet_cpus_there_is_no_round() -> None:
     """Without quiet CPUs no round runs, no thread starts and no file is read."""
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
+    assert scene.keeper.asked == []
 
-    assert play(scenario).keeper.asked == []
 
-
-def test_cpu_hotplug_starts_a_round() -> None:
+async def test_cpu_hotplug_starts_a_round() -> None:
     """CPU hotplug starts a round, because the kernel moves interrupts of offline CPUs to others."""
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         await scene.see(STATE)
         scene.keeper.answers = [QuietResult(QUIET, "again")]
         fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
         assert quiet_of(await scene.see(fewer)) == "again"
+    assert scene.keeper.asked == ["1,5", "1,5"]
 
-    assert play(scenario).keeper.asked == ["1,5", "1,5"]
 
-
-def test_crashed_round_is_reported_and_others_follow() -> None:
+async def test_crashed_round_is_reported_and_others_follow() -> None:
     """A crashed round is reported, and later rounds run."""
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         scene.keeper.answers = [RuntimeError("bug")]
         assert quiet_of(await scene.see(STATE)) == "see the agent's log"
         assert (await scene.see(EMPTY_STATE)).quiet == QuietResult()
-
-    play(scenario)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +227,12 @@ def test_reason_with_other_details_alone_is_not_written(before: str, after: str,
 IRQ = bound("web", container("main", 1), annotations={**WEB_WORDS, "irq-policy.corepin.io/pod": "eth1"})
 
 
-def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> None:
+async def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> None:
     """The status lists interrupts that are not kept, the socket the kept ones; a pending result changes no status."""
     kept = KeptInterrupts(QUIET, frozenset({"25"}), ("25 (eth1)",), "no interrupt has a name like eth7")
     state = state_of(IRQ)
     (held,) = state.ledger.parts
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         scene.keeper.answers = [QuietResult(QUIET, kept={held.owner: kept})]
         said = await scene.see(state)
         told = agent_state(said).pods[0].containers["main"]
@@ -257,20 +243,16 @@ def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container() -> 
         (pod,) = said.pods
         pending = replace(pod, containers=(replace(pod.containers[0], quiet=QUIET_PENDING, kept=None),))
         assert pod_status(pending, status) == status
-
-    scene = play(scenario)
     assert scene.keeper.keeps[0] == frozenset({Keep(held.owner, held.cpus, ("eth1",))})
 
 
-def test_policies_of_containers_that_are_not_quiet_reach_no_keeper() -> None:
+async def test_policies_of_containers_that_are_not_quiet_reach_no_keeper() -> None:
     """If the operator has switched off the moving of interrupts, no policy reaches the keeper."""
     loud = bound("web", container("main", 1), annotations={**ISOLATE, "irq-policy.corepin.io/pod": "eth1"})
-
-    async def scenario(scene: Scene) -> None:
+    async with rounds() as scene:
         scene.quieting.add(state_of(loud))
         await scene.see(STATE)
-
-    assert set(play(scenario).keeper.keeps) == {frozenset()}
+    assert set(scene.keeper.keeps) == {frozenset()}
     assert Scene(SWITCHED_OFF).quieting.add(state_of(IRQ)).pods[0].containers[0].kept is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.node_state import NodeState, QuietResult
 from agent.quiet.quieting import Quieting
-from tests.agent.quiet.quieting.scene import EMPTY_STATE, QUIET, STATE, Keeper, Scene, play
+from tests.agent.quiet.quieting.scene import EMPTY_STATE, QUIET, STATE, Keeper, Scene, rounds
 from tests.environments.waiting import background
 
 
@@ -72,7 +72,7 @@ def test_settled_round_ends_the_prompt_rounds(monkeypatch: pytest.MonkeyPatch) -
         assert asyncio.run(quieting.rounds(len(wait))) == pytest.approx(wait)
 
 
-def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frequent changes of noise policies cause rounds at a limited share of a CPU."""
     keeper = Keeper()
     keeper.cost = 0.3
@@ -84,7 +84,11 @@ def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) 
         resting.set()
         await go_on.wait()
 
-    async def scenario(scene: Scene) -> None:
+    monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
+    scene = Scene()
+    scene.keeper, scene.quieting = keeper, Quieting(keeper, sleep=rest)  # type: ignore[arg-type]
+    keeper.is_idle = False
+    async with rounds(scene):
         scene.quieting.add(STATE)
         await resting.wait()
         for _ in range(5):
@@ -95,12 +99,6 @@ def test_changes_take_a_limited_share_of_a_cpu(monkeypatch: pytest.MonkeyPatch) 
         resting.clear()
         go_on.set()
         await resting.wait()
-
-    monkeypatch.setattr("agent.quiet.quieting.time.thread_time", lambda: keeper.spent)
-    scene = Scene()
-    scene.keeper, scene.quieting = keeper, Quieting(keeper, sleep=rest)  # type: ignore[arg-type]
-    keeper.is_idle = False
-    play(scenario, scene)
     assert keeper.asked[:2] == ["1,5", ""]
     assert rests[:2] == pytest.approx([3.0, 3.0])
 

@@ -19,7 +19,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, SeenPod, State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.serving import Reports, quiet, serving
+from tests.agent.reconcile.serving import quiet, serving
 from tests.pinning.world import Wish
 
 PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
@@ -41,15 +41,16 @@ def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
     """Act between two passes of a serving agent; return the delays of the passes that it requests."""
     waits: list[float] = []
 
-    async def scenario(agent: Agent, reports: Reports) -> None:
-        await reports.until(lambda state: state.is_synchronised)
-        node.pods.changed()
-        await quiet(agent)
-        node.time.now += 2 * GATHER_SECONDS
-        with noting(agent, waits):
-            act(agent)
+    async def scenario() -> None:
+        async with serving(node) as (agent, reports):
+            await reports.until(lambda state: state.is_synchronised)
+            node.pods.changed()
+            await quiet(agent)
+            node.time.now += 2 * GATHER_SECONDS
+            with noting(agent, waits):
+                act(agent)
 
-    serving(node, scenario)
+    node.runner.run(scenario())
     return waits
 
 
@@ -309,7 +310,9 @@ def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None
 
 @pytest.mark.usefixtures("watch")
 @pytest.mark.parametrize(("has_begun", "wait"), [(False, GATHER_SECONDS), (True, NOW)])
-def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun: bool, wait: float) -> None:
+async def test_container_pinned_before_its_start_may_wait(
+    node: FakeNode, *, has_begun: bool, wait: float
+) -> None:
     """The pass for a container pinned before its command ran may be delayed; a running one gets one at once."""
     key = node.start("plain", state=State.RUNNING)
     cgroup = node.cgroup(key)
@@ -318,8 +321,7 @@ def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun
         node.cgroups.begun.clear()
         node.cgroups.ages[cgroup] = 0.0
     waits: list[float] = []
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (agent, reports):
         await reports.until(lambda state: state.is_synchronised)
         await quiet(agent)
         with noting(agent, waits):
@@ -327,6 +329,4 @@ def test_container_pinned_before_its_start_may_wait(node: FakeNode, *, has_begun
             agent.reconciler.between_passes.prestart.pin(NewContainer(key, Owner("plain", "c0"), cgroup))
             for _ in range(100):
                 await asyncio.sleep(0)
-
-    serving(node, scenario)
     assert waits[-1:] == [wait]

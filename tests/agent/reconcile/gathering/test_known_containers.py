@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agent.process import Agent
 from agent.reconcile.reconciler import Settings
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
@@ -16,7 +15,7 @@ from pinning.planning.node_config import NodeConfig
 from pinning.planning.observed import State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.serving import Reports, quiet, serving
+from tests.agent.reconcile.serving import quiet, serving
 from tests.pinning.world import Wish
 
 PLAIN, TWO = Wish("500m"), Wish("2", policy="exclusive")
@@ -96,15 +95,14 @@ def test_runtime_is_listed_before_a_move(
         pytest.param(lambda node: node.add("new", PLAIN), ["plan"], id="plain-pod-comes"),
     ],
 )
-def test_change_of_an_owner_is_planned_once(
+async def test_change_of_an_owner_is_planned_once(
     node: FakeNode, lists: list[None], change: Callable[[FakeNode], object], calls: list[str]
 ) -> None:
     """The pass after a change that assigns or frees CPUs lists the runtime first, so that it observes and plans only once."""
     lists.clear()
     made: list[str] = []
     node.container_watch = FakeWatch(node)
-
-    async def scenario(agent: Agent, reports: Reports) -> None:
+    async with serving(node) as (agent, reports):
         await reports.until(lambda state: state.is_synchronised)
         node.pods.changed()
         await quiet(agent)
@@ -116,8 +114,6 @@ def test_change_of_an_owner_is_planned_once(
         reports.states.clear()
         node.pods.changed()
         await reports.until(lambda state: len(state.pods) == len(node.documents))
-
-    serving(node, scenario)
     assert sorted(made + ["list" for _ in lists]) == calls
 
 

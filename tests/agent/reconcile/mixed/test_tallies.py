@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from agent.node_state import NodeState
-from agent.process import Agent
 from agent.reconcile import verify
 from agent.reconcile.reconciler import TALLIES
 from agent.reconcile.verify import with_proofs
@@ -16,7 +15,7 @@ from pinning.planning.observed import Owner
 from pinning.planning.task_parts import Tally
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.scenes import TWO, container
-from tests.agent.reconcile.serving import Reports, serving
+from tests.agent.reconcile.serving import serving
 
 MIXED = replace(TWO, shared="true")
 
@@ -47,20 +46,17 @@ def count(node: FakeNode) -> dict[str, Tally | None]:
 
 
 @pytest.mark.usefixtures("mixed")
-def test_task_that_moves_itself_is_published_without_a_sweep(
+async def test_task_that_moves_itself_is_published_without_a_sweep(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a task moves itself to the shared set, the published state shows it without a sweep or a pass."""
     monkeypatch.setattr(verify, "POLL_SECONDS", 0.01)
-
-    async def scenario(_: Agent, reports: Reports) -> None:
+    async with serving(node) as (_, reports):
         at_home = Tally(home=2, others=0, both=0)
         await reports.until(lambda state: {tally_of(state, uid) for uid in "abc"} == {at_home})
         node.tasks.choose(2, "4")
         await reports.until(lambda state: tally_of(state, "a") == Tally(home=1, others=1, both=0))
         assert tally_of(reports.states[-1], "b") == at_home
-
-    serving(node, scenario)
 
 
 def tally_of(state: NodeState, uid: str) -> Tally | None:

@@ -16,7 +16,7 @@ from apiserver.client import Api
 from pinning.contract import DRA_CAPACITY, DRA_DRIVER
 from pinning.dra.groups import MOST_DEVICES, request_policy
 from pinning.machine.topology import Topology
-from tests.agent.report.real_cluster import CORES, SECONDS, Agent, Cluster, run
+from tests.agent.report.real_cluster import CORES, SECONDS, Cluster, agent_of
 from tests.agent.states import MACHINE
 from tests.environments.server.catalog import NEWEST
 
@@ -37,12 +37,11 @@ async def eventually(holds: Callable[[], bool]) -> None:
             pass
 
 
-def test_node_is_written_and_restored(cluster: Cluster) -> None:
+async def test_node_is_written_and_restored(cluster: Cluster) -> None:
     """The node is written once, fields of other programs are kept, and overwritten ones are restored."""
     cluster.add_pod("cores", cpus=None, cores=2)
     options = NodeOptions(frozenset({"CPUManager"}), cmk_taint=True)
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(1)
         report = NodeReport(agent.api, cluster.node, agent.pods, options, interval_seconds=0.05)
         await report.publish(agent.state(complete=False))
@@ -64,8 +63,6 @@ def test_node_is_written_and_restored(cluster: Cluster) -> None:
         await eventually(lambda: cluster.shown()["metadata"]["labels"][label] == "true")
         assert report.writes == 4
         await report.reset()
-
-    run(cluster, act)
     node = cluster.shown()
     assert node["metadata"]["labels"] == {"other": "label"}
     assert node["metadata"]["annotations"] == {"other": "annotation"}
@@ -103,25 +100,21 @@ def check_node(node: Any) -> None:
     assert conditions["CorepinSharedOvercommitted"]["status"] == "False"
 
 
-def test_labels_of_kubevirt_set_by_hand_stay_without_the_gate(cluster: Cluster) -> None:
+async def test_labels_of_kubevirt_set_by_hand_stay_without_the_gate(cluster: Cluster) -> None:
     """Without the CPUManager feature gate KubeVirt's labels are not changed, by reset neither."""
     cluster.server.kubectl("label", "node", cluster.node, "cpumanager=mine")
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(0)
         report = NodeReport(agent.api, cluster.node, agent.pods, interval_seconds=0)
         await report.publish(agent.state())
         assert cluster.shown()["metadata"]["labels"]["cmk.intel.com/cmk-node"] == "true"
         await report.reset()
-
-    run(cluster, act)
     assert cluster.shown()["metadata"]["labels"] == {"other": "label", "cpumanager": "mine"}
 
 
-def test_a_taint_added_between_read_and_write_is_kept(cluster: Cluster) -> None:
+async def test_a_taint_added_between_read_and_write_is_kept(cluster: Cluster) -> None:
     """If the taints change between read and write, the node is read again and the new taint is kept."""
-
-    async def act(agent: Agent) -> None:
+    async with agent_of(cluster) as agent:
         await agent.count(0)
         report = NodeReport(
             agent.api, cluster.node, agent.pods, NodeOptions(cmk_taint=True), interval_seconds=0
@@ -131,8 +124,6 @@ def test_a_taint_added_between_read_and_write_is_kept(cluster: Cluster) -> None:
         cluster.server.kubectl("taint", "node", cluster.node, "others-")
         await report.publish(agent.state())
         await report.publish(agent.state())
-
-    run(cluster, act)
     assert taints(cluster.shown()) == [("cmk", "NoSchedule"), ("late", "NoExecute")]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from apiserver.errors import Conflict
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.topology import CPUFacts, assemble
 from pinning.planning.node_config import NodeConfig
-from tests.agent.fake_api import NodeApi, run
+from tests.agent.fake_api import NodeApi, api_of
 from tests.agent.states import EXCLUSIVE, bound, state_of
 from tests.pods import container
 
@@ -67,12 +68,11 @@ class TopologyApi(NodeApi):
         return [zone["resources"][0]["available"] for zone in self.there["zones"]]
 
 
-def run_report(
-    server: TopologyApi, act: Callable[[TopologyReport], Awaitable[None]], clock: Clock | None = None
-) -> None:
-    """Run a coroutine with a reporter."""
-    more: Any = {"interval_seconds": 0}
-    run(server, lambda api: act(TopologyReport(api, "node-1", clock or Clock(), **more)))  # type: ignore[arg-type]
+@asynccontextmanager
+async def reporter(server: TopologyApi, clock: Clock | None = None) -> AsyncIterator[TopologyReport]:
+    """Yield a reporter with a client of the server."""
+    async with api_of(server) as api:
+        yield TopologyReport(api, "node-1", clock or Clock(), interval_seconds=0)  # type: ignore[arg-type]
 
 
 async def published(report: TopologyReport, *args: Any, **more: Any) -> Later:
@@ -120,11 +120,10 @@ def test_numa_nodes_that_the_filter_cannot_number_are_left_out() -> None:
     assert [zone["name"] for zone in said["zones"]] == ["node-0", "node-8"]
 
 
-def test_topology_is_created_once_and_patched_on_changes() -> None:
+async def test_topology_is_created_once_and_patched_on_changes() -> None:
     """An unchanged state costs no request, and nothing is written before the state is complete."""
     server = TopologyApi()
-
-    async def act(report: TopologyReport) -> None:
+    async with reporter(server) as report:
         await report.publish(state_of(complete=False))
         assert server.methods == []
         await published(report)
@@ -137,14 +136,11 @@ def test_topology_is_created_once_and_patched_on_changes() -> None:
         await published(report, PINNED)
         assert (server.methods[2:], server.free, report.writes) == (["PATCH"], ["0", "4"], 2)
 
-    run_report(server, act)
 
-
-def test_changes_of_others_are_reverted_periodically() -> None:
+async def test_changes_of_others_are_reverted_periodically() -> None:
     """A deleted object, changed zones and a recreated node are corrected at the next periodic read."""
     server, clock = TopologyApi(), Clock()
-
-    async def act(report: TopologyReport) -> None:
+    async with reporter(server, clock) as report:
         await published(report)
         for is_lost in (True, False):
             if is_lost:
@@ -163,14 +159,11 @@ def test_changes_of_others_are_reverted_periodically() -> None:
         await published(report)
         assert server.there["metadata"]["ownerReferences"][0]["uid"] == "another"
 
-    run_report(server, act, clock)
 
-
-def test_object_is_read_again_after_a_conflict() -> None:
+async def test_object_is_read_again_after_a_conflict() -> None:
     """After a conflict the object is read again, and left alone if another program owns it."""
     server = TopologyApi()
-
-    async def act(report: TopologyReport) -> None:
+    async with reporter(server) as report:
         await published(report)
         foreign = {"metadata": {"labels": {}}, "zones": ["theirs"]}
         server.put(OBJECT, foreign)
@@ -178,8 +171,6 @@ def test_object_is_read_again_after_a_conflict() -> None:
             await report.publish(state_of(PINNED))
         assert (await published(report, PINNED)).refused == 1
         assert server.there["zones"] == ["theirs"]
-
-    run_report(server, act)
 
 
 @pytest.mark.parametrize(
@@ -191,13 +182,13 @@ def test_object_is_read_again_after_a_conflict() -> None:
         pytest.param(TopologyApi(has_kind=False), "install its CRD", id="no such kind"),
     ],
 )
-def test_foreign_object_or_missing_kind_is_logged_once(
+async def test_foreign_object_or_missing_kind_is_logged_once(
     server: TopologyApi, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A foreign object or a missing CRD is logged once, counted as refused, and rechecked."""
     clock = Clock()
-
-    async def act(report: TopologyReport) -> None:
+    caplog.set_level(logging.WARNING, "agent.report.node_topology")
+    async with reporter(server, clock) as report:
         for _ in range(3):
             later = await published(report, PINNED)
             await published(report)
@@ -205,20 +196,16 @@ def test_foreign_object_or_missing_kind_is_logged_once(
             assert later.seconds
             clock.now += later.seconds
         await report.reset()
-
-    with caplog.at_level(logging.WARNING, "agent.report.node_topology"):
-        run_report(server, act, clock)
     [record] = caplog.records
     assert why in vars(record)["facts"]["why"]
     assert set(server.methods) <= {"GET", "POST"}
     assert len(server.methods) <= 7
 
 
-def test_reset_and_observing_delete_the_topology() -> None:
+async def test_reset_and_observing_delete_the_topology() -> None:
     """Reset and the observing mode delete the object, so that no scheduler uses stale data."""
     server = TopologyApi()
-
-    async def act(report: TopologyReport) -> None:
+    async with reporter(server) as report:
         await report.reset()
         await published(report)
         await published(report, config=OBSERVING)
@@ -229,5 +216,3 @@ def test_reset_and_observing_delete_the_topology() -> None:
         assert server.free == ["2", "4"]
         await report.reset()
         assert server.there is None
-
-    run_report(server, act)

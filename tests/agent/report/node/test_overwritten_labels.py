@@ -14,8 +14,7 @@ from agent.report.desired_node import DesiredNode
 from agent.report.node import NodeReport
 from agent.report.node_types import Node, NodeMeta
 from agent.report.overwritten_labels import WINDOW_SECONDS, WRITES, OverwrittenLabels
-from apiserver.client import Api
-from tests.agent.fake_api import NodeApi, run
+from tests.agent.fake_api import NodeApi, api_of
 from tests.agent.fakes import Time
 from tests.agent.states import source, state_of
 
@@ -104,11 +103,10 @@ def test_removing_labels_is_not_rate_limited() -> None:
     assert keeper.writes(FALSE, dict.fromkeys(OURS)) == dict.fromkeys(OURS)
 
 
-def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
+async def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
     """The reporter restores the labels when the window ends, without another event."""
     server = NodeApi()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         labels = OverwrittenLabels(Clock(), Metrics(), window_seconds=0.2)
         report = NodeReport(api, "node-1", source(), KUBEVIRT, interval_seconds=0, labels=labels)
         await report.publish(state_of())
@@ -121,20 +119,20 @@ def test_rate_limited_labels_are_restored_when_the_window_ends() -> None:
         assert report.writes == WRITES + 2  # once for each overwrite, plus the first write
         await report.reset()
 
-    run(server, act)
 
-
-def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
+async def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
     """While labels wait for the rate limit, zeroed resources are restored at once."""
     server = NodeApi()
-
-    async def act(api: Api) -> None:
+    async with api_of(server) as api:
         time = Time()
         labels = OverwrittenLabels(time.clock(), Metrics())
         report = NodeReport(api, "node-1", source(), KUBEVIRT, interval_seconds=0, labels=labels)
         await report.publish(state_of())
         for _ in range(WRITES):
-            await overwritten(server)
+            server.written.clear()
+            server.others(metadata={"labels": FALSE})
+            server.send_node()
+            await server.written.wait()
         server.written.clear()
         zero = {"cmk.intel.com/exclusive-cores": "0"}
         server.others(metadata={"labels": FALSE}, status={"capacity": zero, "allocatable": zero})
@@ -147,11 +145,3 @@ def test_other_fields_do_not_wait_for_rate_limited_labels() -> None:
         while not OURS.items() <= server.node["metadata"]["labels"].items():
             await asyncio.sleep(0)
         await report.reset()
-
-    async def overwritten(server: NodeApi) -> None:
-        server.written.clear()
-        server.others(metadata={"labels": FALSE})
-        server.send_node()
-        await server.written.wait()
-
-    run(server, act)

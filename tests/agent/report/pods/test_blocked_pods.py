@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 from agent.clock import Clock
 from agent.report.pod_status import BLOCKED_SECONDS, PodReport
 from pinning.contract import STATUS_CPUS
-from tests.agent.fake_api import FakeApiServer, publish, run
+from tests.agent.fake_api import FakeApiServer, api_of, publish
 from tests.agent.states import EXCLUSIVE, bound, source, state_of
 from tests.pods import container
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from agent.node_state import NodeState
-    from apiserver.client import Api
 
 POD = bound("a", annotations=EXCLUSIVE)
 REFUSED = state_of(bound("a", container("main", 99), annotations=EXCLUSIVE), proven=False)
@@ -51,79 +50,66 @@ class Scene:
         return [json.loads(body["metadata"]["annotations"][STATUS_CPUS]) for _, body in self.server.patches]
 
 
-def played(scenario: Callable[[Scene], Awaitable[None]]) -> list[dict[str, Any]]:
-    """Run a scenario; return the annotations that were written."""
+@asynccontextmanager
+async def played() -> AsyncIterator[Scene]:
+    """Yield the report of one pod."""
     scene = Scene()
-
-    async def act(api: Api) -> None:
-        clock = Clock(lambda: scene.seconds, lambda: datetime.fromtimestamp(scene.seconds, UTC))
+    clock = Clock(lambda: scene.seconds, lambda: datetime.fromtimestamp(scene.seconds, UTC))
+    async with api_of(scene.server) as api:
         scene.report = PodReport(api, "node-1", source(POD), clock)
-        await scenario(scene)
-
-    run(scene.server, act)
-    return scene.written
+        yield scene
 
 
-def test_blocked_pod_with_status_reminds_the_kubelet_once_it_may_start() -> None:
+async def test_blocked_pod_with_status_reminds_the_kubelet_once_it_may_start() -> None:
     """The status that was written beside a conflict changes once, when the container may start."""
-
-    async def scenario(scene: Scene) -> None:
+    async with played() as scene:
         for seconds in (100.0, 100.0 + BLOCKED_SECONDS, 120.0):
             await scene.at(seconds, rejected(is_blocked=True))
         for seconds in (130.0, 140.0, 150.0):
             await scene.at(seconds, rejected(is_blocked=False))
-
-    first, second = played(scenario)
+    first, second = scene.written
     assert second == first | {"mayStart": "1970-01-01T00:02:10Z"}
 
 
-def test_pod_that_was_refused_before_reminds_the_kubelet_too() -> None:
+async def test_pod_that_was_refused_before_reminds_the_kubelet_too() -> None:
     """A pod with a refusal gets its CPUs while others run there: the status changes then, and when they have left."""
-
-    async def scenario(scene: Scene) -> None:
+    async with played() as scene:
         await scene.at(100.0, REFUSED)
         await scene.at(110.0, rejected(is_blocked=True))
         await scene.at(111.0, rejected(is_blocked=False))
-
-    refused, blocked, free = played(scenario)
+    refused, blocked, free = scene.written
     assert refused["containers"]["main"]["refusal"]
     assert blocked["containers"]["main"]["cpus"]
     assert free == blocked | {"mayStart": "1970-01-01T00:01:51Z"}
 
 
-def test_first_status_is_the_only_reminder() -> None:
+async def test_first_status_is_the_only_reminder() -> None:
     """A pod that is blocked for less than BLOCKED_SECONDS gets one status, when its container may start."""
-
-    async def scenario(scene: Scene) -> None:
+    async with played() as scene:
         await scene.at(100.0, rejected(is_blocked=True))
         for seconds in (101.0, 102.0, 110.0):
             await scene.at(seconds, rejected(is_blocked=False))
-
-    [only] = played(scenario)
+    [only] = scene.written
     assert "mayStart" not in only
 
 
-def test_reminder_that_is_not_accepted_is_sent_again() -> None:
+async def test_reminder_that_is_not_accepted_is_sent_again() -> None:
     """If the API server refuses the reminder, it is written with the same time later."""
-
-    async def scenario(scene: Scene) -> None:
+    async with played() as scene:
         await scene.at(100.0, rejected(is_blocked=True))
         await scene.at(110.0, rejected(is_blocked=True))
         scene.server.failures = [500]
         await scene.at(120.0, rejected(is_blocked=False))
         await scene.at(200.0, rejected(is_blocked=False))
-
-    _, refused, accepted = played(scenario)
+    _, refused, accepted = scene.written
     assert refused["mayStart"] == accepted["mayStart"] == "1970-01-01T00:02:00Z"
 
 
-def test_each_end_of_a_block_reminds_the_kubelet() -> None:
+async def test_each_end_of_a_block_reminds_the_kubelet() -> None:
     """A pod that is blocked again, and again free, gets a later time; an earlier one stays in the meantime."""
-
-    async def scenario(scene: Scene) -> None:
+    async with played() as scene:
         await scene.at(100.0, rejected(is_blocked=True))
         for seconds, is_blocked in ((110.0, True), (120.0, False), (130.0, True), (140.0, False)):
             await scene.at(seconds, rejected(is_blocked=is_blocked))
-
-    _, *reminders = played(scenario)
+    _, *reminders = scene.written
     assert [it["mayStart"] for it in reminders] == ["1970-01-01T00:02:00Z", "1970-01-01T00:02:20Z"]
