@@ -140,23 +140,20 @@ async def test_many_claims_that_stay_unknown_are_read_a_few_at_a_time() -> None:
         assert min(node.slept) >= 0.5
 
 
-def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
+@pytest.mark.virtual_time
+async def test_large_claims_that_stay_unknown_are_read_rarely() -> None:
     """Parsing 1.2 MiB takes the agent up to 21 ms: large claims of a namespace are read again at 256 KiB a second."""
-
-    async def run() -> None:
-        node = Reads(clock=virtual_time.now)
-        pods = many("noisy", 1)
-        for name in pods[0].claim_names:
-            claim = unallocated()
-            claim["metadata"]["annotations"] = {"filler": "x" * 2**20}
-            node.api.claims[name] = claim
-        node.pods.follow(pods)
-        async with background(node.pods.run(node.passed)):
-            while len(node.slept) < 32:
-                await asyncio.sleep(1)
-            assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
-
-    virtual_time.run(run())
+    node = Reads(clock=virtual_time.now)
+    pods = many("noisy", 1)
+    for name in pods[0].claim_names:
+        claim = unallocated()
+        claim["metadata"]["annotations"] = {"filler": "x" * 2**20}
+        node.api.claims[name] = claim
+    node.pods.follow(pods)
+    async with background(node.pods.run(node.passed)):
+        while len(node.slept) < 32:
+            await asyncio.sleep(1)
+        assert max(node.slept) == pytest.approx(32 * (EACH_SECONDS + 2**20 / BYTES_A_SECOND), rel=0.01)
 
 
 async def test_size_of_a_claim_is_that_of_its_last_read() -> None:

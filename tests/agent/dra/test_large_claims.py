@@ -169,50 +169,41 @@ async def test_pods_that_come_while_a_namespace_waits_are_read_without_a_pass() 
         assert len(node.claims.read) == len(names)
 
 
-def test_waiting_namespaces_cause_no_passes() -> None:
+async def test_waiting_namespaces_cause_no_passes() -> None:
     """Pods of a rate-limited namespace request no endless passes, though each pass lists them again."""
     passes = []
+    node = Churn()
+    names = [f"n{number}" for number in range(100)]
+    node.api.claims = {name: large(name) for name in names}
 
-    async def use(node: Churn) -> None:
-        names = [f"n{number}" for number in range(100)]
-        node.api.claims = {name: large(name) for name in names}
+    def request_pass() -> None:
+        passes.append(virtual_time.now())
+        asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
 
-        def request_pass() -> None:
-            passes.append(virtual_time.now())
-            asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
-
-        async with background(node.claims.run(request_pass)):
-            node.show([noisy(name) for name in names])
-            await asyncio.sleep(20)
-        assert 0 < len(passes) < 200
-
-    virtual_time.run(use(Churn()))
+    async with background(node.claims.run(request_pass)):
+        node.show([noisy(name) for name in names])
+        await asyncio.sleep(20)
+    assert 0 < len(passes) < 200
 
 
-def test_small_claims_above_the_burst_share_passes() -> None:
+async def test_small_claims_above_the_burst_share_passes() -> None:
     """Reads of 1,000 small claims that wait for the rate limit request a pass for each complete pod, not for each claim."""
     passes = []
+    node = Churn()
+    node.api.claims = {f"n{number}": claim_of(f"n{number}", 2**13) for number in range(1000)}
+    names = sorted(node.api.claims)
 
-    async def use(node: Churn) -> None:
-        node.api.claims = {f"n{number}": claim_of(f"n{number}", 2**13) for number in range(1000)}
-        names = sorted(node.api.claims)
+    def request_pass() -> None:
+        passes.append(virtual_time.now())
+        asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
 
-        def request_pass() -> None:
-            passes.append(virtual_time.now())
-            asyncio.get_running_loop().call_soon(node.claims.follow, node.shown)
-
-        async with background(node.claims.run(request_pass)):
-            node.show(
-                [
-                    replace(noisy("n0"), uid=f"p{at}", claim_names=frozenset(names[at::250]))
-                    for at in range(250)
-                ]
-            )
-            while len(node.claims.read) < len(names):
-                await asyncio.sleep(0.1)
-        assert len(passes) < 150
-
-    virtual_time.run(use(Churn()))
+    async with background(node.claims.run(request_pass)):
+        node.show(
+            [replace(noisy("n0"), uid=f"p{at}", claim_names=frozenset(names[at::250])) for at in range(250)]
+        )
+        while len(node.claims.read) < len(names):
+            await asyncio.sleep(0.1)
+    assert len(passes) < 150
 
 
 async def test_prepares_that_fail_again_and_again_are_read_at_the_limit() -> None:

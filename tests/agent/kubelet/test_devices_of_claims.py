@@ -133,20 +133,17 @@ def claim(name: str, *devices: str) -> DynamicResource:
     return DynamicResource(claim_name=name, claim_resources=resources)
 
 
-def test_pod_that_waits_for_its_sandbox_is_reported_after_five_seconds() -> None:
+@pytest.mark.virtual_time
+async def test_pod_that_waits_for_its_sandbox_is_reported_after_five_seconds() -> None:
     """A pod with a device of each claim is not asked for, and its reason still requests a pass when it is late."""
     kubelet, passes = FakeList(), list[float]()
     keeper = KubeletDevices(kubelet, Metrics(), clock=virtual_time.now, claims=Slices())  # type: ignore[arg-type]
     kubelet.pods[("ns", "a")] = [{"c": (GPU,)}]
-
-    async def run() -> None:
-        work = asyncio.create_task(keeper.run(lambda: passes.append(virtual_time.now())))
-        keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {})
-        await asyncio.sleep(3 * LATE_SECONDS)
-        assert keeper.unknown() == {OWNER: LATE_FOR_SOME}
-        work.cancel()
-
-    virtual_time.run(run())
+    work = asyncio.create_task(keeper.run(lambda: passes.append(virtual_time.now())))
+    keeper.follow(Observed(FLAT, FLAT.online, (pod("gpu"),)), {})
+    await asyncio.sleep(3 * LATE_SECONDS)
+    assert keeper.unknown() == {OWNER: LATE_FOR_SOME}
+    work.cancel()
     assert [at >= LATE_SECONDS for at in passes] == [False, True]
     assert passes[1] < LATE_SECONDS + 1
     assert len(kubelet.at) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from agent.kubelet.call_limit import BURST, CALLS_PER_SECOND, CallLimit
 from agent.kubelet.device_answers import LONGEST_REASON
@@ -83,34 +84,28 @@ async def test_every_failure_has_its_reason_and_the_next_answer_counts(tmp_path:
     work.cancel()
 
 
-def test_callers_take_turns_in_order() -> None:
+@pytest.mark.virtual_time
+async def test_callers_take_turns_in_order() -> None:
     """A caller of two calls is not overtaken by another one that calls whenever a single call may begin."""
+    limit = CallLimit(virtual_time.now)
 
-    async def run() -> float:
-        limit = CallLimit(virtual_time.now)
-
-        async def saturate() -> None:
-            while True:
-                await limit.turn()
-
-        work = asyncio.create_task(saturate())
-        await asyncio.sleep(1)
-        asked = virtual_time.now()
-        async with asyncio.timeout(60):
-            await limit.turn(2)
-        work.cancel()
-        return virtual_time.now() - asked
-
-    assert virtual_time.run(run()) <= 4 / CALLS_PER_SECOND
-
-
-def test_calls_are_limited_after_a_burst() -> None:
-    """Five calls begin at once, and then five a second."""
-
-    async def run() -> float:
-        limit = CallLimit(virtual_time.now)
-        for _ in range(BURST + 5):
+    async def saturate() -> None:
+        while True:
             await limit.turn()
-        return virtual_time.now()
 
-    assert round(virtual_time.run(run()), 2) == 5 / CALLS_PER_SECOND
+    work = asyncio.create_task(saturate())
+    await asyncio.sleep(1)
+    asked = virtual_time.now()
+    async with asyncio.timeout(60):
+        await limit.turn(2)
+    work.cancel()
+    assert virtual_time.now() - asked <= 4 / CALLS_PER_SECOND
+
+
+@pytest.mark.virtual_time
+async def test_calls_are_limited_after_a_burst() -> None:
+    """Five calls begin at once, and then five a second."""
+    limit = CallLimit(virtual_time.now)
+    for _ in range(BURST + 5):
+        await limit.turn()
+    assert round(virtual_time.now(), 2) == 5 / CALLS_PER_SECOND

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -37,21 +37,17 @@ def watch(node: FakeNode) -> FakeWatch:
     return watch
 
 
-def requested(node: FakeNode, act: Callable[[Agent], None]) -> list[float]:
-    """Act between two passes of a serving agent; return the delays of the passes that it requests."""
+@asynccontextmanager
+async def requested(node: FakeNode) -> AsyncIterator[tuple[Agent, list[float]]]:
+    """Run the block between two passes of a serving agent; yield it, and the delays of the passes that it requests."""
     waits: list[float] = []
-
-    async def scenario() -> None:
-        async with serving(node) as (agent, reports):
-            await reports.until(lambda state: state.is_synchronised)
-            node.pods.changed()
-            await quiet(agent)
-            node.time.now += 2 * GATHER_SECONDS
-            with noting(agent, waits):
-                act(agent)
-
-    node.runner.run(scenario())
-    return waits
+    async with serving(node) as (agent, reports):
+        await reports.until(lambda state: state.is_synchronised)
+        node.pods.changed()
+        await quiet(agent)
+        node.time.now += 2 * GATHER_SECONDS
+        with noting(agent, waits):
+            yield agent, waits
 
 
 @contextmanager
@@ -97,20 +93,19 @@ def gone(node: FakeNode, uid: str) -> None:
         pytest.param(lambda node: [node.add("new", PLAIN), node.add("own", TWO)], [NOW], id="both-come"),
     ],
 )
-def test_change_of_the_api(node: FakeNode, act: Callable[[FakeNode], object], waits: list[float]) -> None:
+async def test_change_of_the_api(
+    node: FakeNode, act: Callable[[FakeNode], object], waits: list[float]
+) -> None:
     """Only changes that concern exclusive CPUs request an immediate pass; plain pods are coalesced."""
-
-    def change(_: Agent) -> None:
+    async with requested(node) as (_, found):
         act(node)
         node.pods.changed()
+    assert found == waits
 
-    assert requested(node, change) == waits
 
-
-def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
+async def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWatch) -> None:
     """If the runtime calls the agent over NRI, one pass serves a new pod and its start; otherwise each gets one."""
-
-    def come(_: Agent) -> None:
+    async with requested(node) as (_, waits):
         for uid, watch.holds in (("asked", True), ("not-asked", False)):
             node.add(uid, PLAIN)
             node.pods.changed()
@@ -118,13 +113,11 @@ def test_plain_pod_comes_and_starts_with_one_pass(node: FakeNode, watch: FakeWat
             assert table is not None
             watch.births[uid] = table.shared
             told(node, uid, State.RUNNING, uid)
-
-    waits = requested(node, come)
     assert waits == [SETTLE_SECONDS, SETTLE_SECONDS, GATHER_SECONDS, GATHER_SECONDS]
 
 
 @pytest.mark.usefixtures("watch")
-def test_pod_that_changes_all_the_time_delays_no_other(
+async def test_pod_that_changes_all_the_time_delays_no_other(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many changes of one pod within 50 ms are coalesced; a new owner among them gets a pass at once."""
@@ -134,7 +127,8 @@ def test_pod_that_changes_all_the_time_delays_no_other(
         read.append(change.uid)
         return seconds_for_pod(change, seen, **options)
 
-    def flood(_: Agent) -> None:
+    monkeypatch.setattr(between_passes, "seconds_for_pod", reading)
+    async with requested(node) as (_, waits):
         read.clear()
         for number in range(1000):
             node.add("plain", Wish(f"{number + 1}m"))
@@ -144,38 +138,31 @@ def test_pod_that_changes_all_the_time_delays_no_other(
         node.time.now += 2 * GATHER_SECONDS
         node.add("plain", TWO)
         node.pods.changed()
-
-    monkeypatch.setattr(between_passes, "seconds_for_pod", reading)
-    waits = requested(node, flood)
     assert waits.count(NOW) == 2
     assert set(waits) == {NOW, GATHER_SECONDS}
     assert read == ["plain", "new-owner", "plain"]
 
 
 @pytest.mark.usefixtures("watch")
-def test_owner_that_changes_all_the_time_is_coalesced_too(node: FakeNode) -> None:
+async def test_owner_that_changes_all_the_time_is_coalesced_too(node: FakeNode) -> None:
     """Label changes of a pod that owns CPUs are coalesced into few passes, and cause no list of the runtime."""
     lists: list[int] = []
-
-    def flood(agent: Agent) -> None:
+    async with requested(node) as (agent, waits):
         agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
         for _ in range(1000):
             node.documents["owner"] = {**node.documents["owner"]}
             node.pods.changed()
-
-    waits = requested(node, flood)
     assert set(waits) == {GATHER_SECONDS}
     assert lists == []
 
 
 @pytest.mark.usefixtures("watch")
-def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
+async def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
     """The first edit of an owner in 50 ms requests an immediate pass, later ones a delayed one.
 
     The deletion of the pod after the exit of its container requests an immediate pass.
     """
-
-    def edits(_: Agent) -> None:
+    async with requested(node) as (_, waits):
         node.add("owner", Wish("3", policy="exclusive"))
         node.pods.changed()
         node.add("owner", TWO)
@@ -183,17 +170,15 @@ def test_edit_and_end_of_an_owner_wait_for_nothing(node: FakeNode) -> None:
         told(node, running(node, "owner"), State.EXITED, "owner")
         del node.documents["owner"]
         node.pods.changed()
-
-    assert requested(node, edits) == [NOW, GATHER_SECONDS, SETTLE_SECONDS, NOW]
+    assert waits == [NOW, GATHER_SECONDS, SETTLE_SECONDS, NOW]
 
 
 @pytest.mark.usefixtures("watch")
 @pytest.mark.parametrize("exits_first", [True, False])
-def test_end_of_an_owner_lists_once(node: FakeNode, *, exits_first: bool) -> None:
+async def test_end_of_an_owner_lists_once(node: FakeNode, *, exits_first: bool) -> None:
     """When a container has exited and its pod was deleted, the next pass lists the runtime to free the CPUs."""
     lists: list[int] = []
-
-    def end(agent: Agent) -> None:
+    async with requested(node) as (agent, waits):
         agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
         key = running(node, "owner")
         steps: list[Callable[[], None]] = [
@@ -204,23 +189,19 @@ def test_end_of_an_owner_lists_once(node: FakeNode, *, exits_first: bool) -> Non
         first()
         assert lists == []
         second()
-
-    assert requested(node, end) == [SETTLE_SECONDS, NOW]
+    assert waits == [SETTLE_SECONDS, NOW]
     assert lists == [1]
 
 
 @pytest.mark.usefixtures("watch")
-def test_deleted_owner_with_one_container_left_keeps_its_cpus(node: FakeNode) -> None:
+async def test_deleted_owner_with_one_container_left_keeps_its_cpus(node: FakeNode) -> None:
     """If one of two containers of a deleted pod exits, its CPUs are not freed, so no list of the runtime is requested."""
     lists: list[int] = []
     node.start("owner")
-
-    def end(agent: Agent) -> None:
+    async with requested(node) as (agent, _):
         agent.reconciler.observer.list_next = lambda: lists.append(1)  # type: ignore[method-assign]
         gone(node, "owner")
         told(node, running(node, "owner"), State.EXITED, "owner")
-
-    requested(node, end)
     assert lists == []
 
 
@@ -244,7 +225,7 @@ def test_deleted_owner_with_one_container_left_keeps_its_cpus(node: FakeNode) ->
         pytest.param("unknown", State.RUNNING, "shared", [NOW], id="pod-that-the-api-has-not-shown"),
     ],
 )
-def test_event_of_the_runtime(
+async def test_event_of_the_runtime(
     node: FakeNode, watch: FakeWatch, uid: str, state: State, born: str, waits: list[float]
 ) -> None:
     """A pass may be delayed only for a container created on its planned CPUs, and for the exit of one without own CPUs.
@@ -257,55 +238,49 @@ def test_event_of_the_runtime(
     node.add("cmk", Wish(cores=1))
     node.add("marked", PLAIN)
     node.documents["marked"]["metadata"].setdefault("annotations", {})[GUARDED] = "true"
-
-    def event(_: Agent) -> None:
+    async with requested(node) as (_, found):
         table = watch.tables[-1]
         assert table is not None
         if born:
             named = {"shared": table.shared, "own": table.ledger.cpus_of(Owner("owner", "c0"), CPUSet())}
             watch.births["new"] = named.get(born) or CPUSet.parse(born)
         told(node, "new", state, uid)
-
-    assert requested(node, event) == waits
+    assert found == waits
 
 
 @pytest.mark.usefixtures("watch")
-def test_exit_beside_the_deletion_of_its_pod_waits_for_nothing(node: FakeNode) -> None:
+async def test_exit_beside_the_deletion_of_its_pod_waits_for_nothing(node: FakeNode) -> None:
     """The exit of an owner whose pod was deleted requests an immediate pass, which frees the CPUs."""
-
-    def event(_: Agent) -> None:
+    async with requested(node) as (_, waits):
         del node.documents["owner"]
         told(node, "new", State.EXITED, "owner")
-
-    assert requested(node, event) == [NOW]
+    assert waits == [NOW]
 
 
 @pytest.mark.usefixtures("watch")
-def test_unknown_change_of_the_runtime_requests_a_pass(node: FakeNode) -> None:
+async def test_unknown_change_of_the_runtime_requests_a_pass(node: FakeNode) -> None:
     """A change without details, as after a lost event stream, requests an immediate pass."""
-    assert requested(node, lambda _: node.runtime.changed()) == [NOW]
+    async with requested(node) as (_, waits):
+        node.runtime.changed()
+    assert waits == [NOW]
 
 
 @pytest.mark.usefixtures("watch")
-def test_changes_are_not_coalesced_while_observing(node: FakeNode) -> None:
+async def test_changes_are_not_coalesced_while_observing(node: FakeNode) -> None:
     """Under the kubelet's static policy plain pods may hold CPUs too, so each change requests an immediate pass."""
     node.settings = replace(node.settings, config=replace(node.config, observe=True))
-
-    def change(_: Agent) -> None:
+    async with requested(node) as (_, waits):
         node.add("new", PLAIN)
         node.pods.changed()
+    assert waits == [NOW]
 
-    assert requested(node, change) == [NOW]
 
-
-def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None:
+async def test_changes_are_not_coalesced_for_the_local_runtime(node: FakeNode) -> None:
     """The `local` runtime starts containers only when the agent lists them, so each change requests an immediate pass."""
-
-    def change(_: Agent) -> None:
+    async with requested(node) as (_, waits):
         node.add("new", PLAIN)
         node.pods.changed()
-
-    assert requested(node, change) == [NOW]
+    assert waits == [NOW]
 
 
 @pytest.mark.usefixtures("watch")

@@ -65,6 +65,18 @@ class Cgroup:
             self.cpus = cpus
 
 
+def pinner_of(cgroup: Cgroup, owners: Any, target: Any, note: Any = lambda *_: None) -> PreStartPinner:
+    """Return a pinner of one cgroup, in virtual time."""
+    cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
+    return PreStartPinner(cgroups, owners, Clock(virtual_time.now), target, note)
+
+
+async def ended(pinner: PreStartPinner) -> None:
+    """Wait until no pinning is under way."""
+    while pinner.is_pinning("one"):
+        await asyncio.sleep(0.001)
+
+
 def pinned(
     cgroup: Cgroup, cpus: CPUSet | None = OWN
 ) -> tuple[PreStartPinner, list[tuple[NewContainer, bool]]]:
@@ -75,14 +87,12 @@ def pinned(
         touched.append((container, is_right))
 
     async def run() -> PreStartPinner:
-        cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
         target = None if cpus is None else StartCPUs(cpus)
-        pinner = PreStartPinner(cgroups, NoOwners(), Clock(virtual_time.now), lambda _: target, note)
+        pinner = pinner_of(cgroup, NoOwners(), lambda _: target, note)
         pinner.pin(NEW)
         pinner.pin(NEW)
         assert pinner.is_pinning("one")
-        while pinner.is_pinning("one"):
-            await asyncio.sleep(0.001)
+        await ended(pinner)
         return pinner
 
     return virtual_time.run(run()), touched
@@ -198,17 +208,11 @@ def pinned_by_pod(
     touched: list[NewContainer] = []
 
     async def run() -> PreStartPinner:
-        cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
-        pinner = PreStartPinner(
-            cgroups,
-            listing,
-            Clock(virtual_time.now),
-            targets.__getitem__,
-            lambda container, _: touched.append(container),
+        pinner = pinner_of(
+            cgroup, listing, targets.__getitem__, lambda container, _: touched.append(container)
         )
         pinner.pin(NEW._replace(owner="uid"))
-        while pinner.is_pinning("one"):
-            await asyncio.sleep(0.001)
+        await ended(pinner)
         return pinner
 
     return virtual_time.run(run()), touched
@@ -262,64 +266,44 @@ def test_container_of_another_set_than_its_pod_is_pinned_again() -> None:
         pinner.pin(NEW._replace(owner="uid"))
         assert not pinner.is_pinning("one")
         pinner.pin(NEW)
-        while pinner.is_pinning("one"):
-            await asyncio.sleep(0.001)
+        await ended(pinner)
 
     virtual_time.run(name())
     assert cgroup.writes == [OWN, ALL]
 
 
-def test_sandbox_with_a_process_gets_its_own_cpuset_back() -> None:
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("target", [StartCPUs(OWN), StartCPUs(ALL, is_planned=False)])
+async def test_sandbox_with_a_process_gets_its_own_cpuset_back(target: StartCPUs) -> None:
     """A CRI-O sandbox with a process (`shareProcessNamespace`) gets its own cpuset back when it is listed."""
     own = CPUSet.parse("0")
-    for targets in ({"uid": StartCPUs(OWN)}, {"uid": StartCPUs(ALL, is_planned=False)}):
-        cgroup, listing = Cgroup([HELD], cpus=own), Sandbox()
-
-        async def story(listing: Sandbox, cgroup: Cgroup, targets: Mapping[Any, StartCPUs]) -> None:
-            pinner = PreStartPinner(
-                Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
-                listing,
-                Clock(virtual_time.now),
-                targets.__getitem__,
-                lambda *_: None,
-            )
-            pinner.pin(NEW._replace(owner="uid"))
-            while len(cgroup.writes) < 1:
-                await asyncio.sleep(0.001)
-            assert cgroup.cpus == targets["uid"].cpus
-            listing.is_listed = True
-            while len(cgroup.writes) < 2:
-                await asyncio.sleep(0.001)
-
-        virtual_time.run(asyncio.wait_for(story(listing, cgroup, targets), 60.0))
-        assert cgroup.writes == [targets["uid"].cpus, own]
+    cgroup, listing = Cgroup([HELD], cpus=own), Sandbox()
+    async with asyncio.timeout(60.0):
+        pinner_of(cgroup, listing, {"uid": target}.__getitem__).pin(NEW._replace(owner="uid"))
+        while len(cgroup.writes) < 1:
+            await asyncio.sleep(0.001)
+        assert cgroup.cpus == target.cpus
+        listing.is_listed = True
+        while len(cgroup.writes) < 2:
+            await asyncio.sleep(0.001)
+    assert cgroup.writes == [target.cpus, own]
 
 
-def test_only_the_sandboxs_unchanged_cpuset_is_restored() -> None:
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_rewritten", [True, False])
+async def test_only_the_sandboxs_unchanged_cpuset_is_restored(is_rewritten: bool) -> None:
     """Only a sandbox's cpuset is restored, and only if it was not rewritten since."""
-
-    async def story() -> None:
-        for is_rewritten in (True, False):
-            cgroup, listing = Cgroup([HELD]), Sandbox()
-            pinner = PreStartPinner(
-                Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup),  # type: ignore[arg-type]
-                listing,
-                Clock(virtual_time.now),
-                {"uid": StartCPUs(OWN)}.__getitem__,  # type: ignore[arg-type]
-                lambda *_: None,
-            )
-            pinner.pin(NEW._replace(owner="uid"))
-            while pinner.is_pinning("one"):
-                await asyncio.sleep(0.001)
-            if is_rewritten:
-                cgroup.cpus, listing.is_listed = CPUSet.parse("2"), True
-            else:
-                listing.owner_then = NEW_OWNER
-            while len(asyncio.all_tasks()) > 1:
-                await asyncio.sleep(0.001)
-            assert cgroup.writes == [OWN]
-
-    virtual_time.run(story())
+    cgroup, listing = Cgroup([HELD]), Sandbox()
+    pinner = pinner_of(cgroup, listing, {"uid": StartCPUs(OWN)}.__getitem__)
+    pinner.pin(NEW._replace(owner="uid"))
+    await ended(pinner)
+    if is_rewritten:
+        cgroup.cpus, listing.is_listed = CPUSet.parse("2"), True
+    else:
+        listing.owner_then = NEW_OWNER
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0.001)
+    assert cgroup.writes == [OWN]
 
 
 @dataclass
@@ -366,17 +350,14 @@ class Crowd:
         return self.named_by(len(self.times))
 
 
-def test_one_question_serves_all_that_wait() -> None:
+@pytest.mark.virtual_time
+async def test_one_question_serves_all_that_wait() -> None:
     """One request at a time serves all containers without a name, here a hundred, each of which is listed once."""
     names = [f"c{number}" for number in range(100)]
     crowd = Crowd(lambda asked: {names[asked - 1]: Owner("uid", names[asked - 1])})
-
-    async def story() -> None:
-        question = SharedLookup(crowd)
-        found = await asyncio.gather(*(question.name(name, 60.0, is_urgent=True) for name in names))
-        assert found == [Owner("uid", name) for name in names]
-
-    virtual_time.run(story())
+    question = SharedLookup(crowd)
+    found = await asyncio.gather(*(question.name(name, 60.0, is_urgent=True) for name in names))
+    assert found == [Owner("uid", name) for name in names]
     gaps = [after - before for before, after in pairwise(crowd.times)]
     assert len(crowd.times) == len(names)
     assert min(gaps) > 0.9 * NAME_PAUSE
@@ -387,9 +368,8 @@ def asks_of(containers: int, target: StartCPUs | Unplanned | None, seconds: floa
     crowd = Crowd(lambda _: {})
 
     async def story() -> float:
-        cgroup, loop = Cgroup([HELD]), asyncio.get_running_loop()
-        cgroups = Cgroups(cgroup, cgroup, cgroup, cgroup, cgroup)  # type: ignore[arg-type]
-        pinner = PreStartPinner(cgroups, crowd, Clock(virtual_time.now), lambda _: target, lambda *_: None)
+        loop = asyncio.get_running_loop()
+        pinner = pinner_of(Cgroup([HELD]), crowd, lambda _: target)
         began = loop.time()
         for number in range(containers):
             pinner.pin(NewContainer(f"c{number}", "uid", "/x"))
@@ -411,20 +391,16 @@ def test_requests_for_unmanaged_containers_back_off() -> None:
     assert 0 < asks_of(100, None, 1.0) <= 6 + 1.1 / LONGEST_PAUSE
 
 
-def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time
+async def test_urgent_container_does_not_wait_for_a_slow_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container with target CPUs ends the backoff that containers without target CPUs have caused."""
     monkeypatch.setattr("agent.reconcile.prestart.LONGEST_PAUSE", 3600.0)
     crowd = Crowd(lambda _: {"b": NEW_OWNER} if is_created else {})
     is_created = False
-
-    async def story() -> None:
-        nonlocal is_created
-        question = SharedLookup(crowd)
-        assert await question.name("a", 0.6, is_urgent=False) is None
-        is_created = True
-        assert await question.name("b", 0.3, is_urgent=True) == NEW_OWNER
-
-    virtual_time.run(story())
+    question = SharedLookup(crowd)
+    assert await question.name("a", 0.6, is_urgent=False) is None
+    is_created = True
+    assert await question.name("b", 0.3, is_urgent=True) == NEW_OWNER
 
 
 def test_container_of_a_virtual_machine_is_left() -> None:
