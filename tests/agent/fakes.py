@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -88,7 +87,6 @@ class FakeRuntime:
     gate: asyncio.Event | None = None  # updates wait for it
     calls: list[tuple[str, str]] = field(default_factory=list)
     flying: int = 0
-    most_flying: int = 0
     changed: Callable[[], None] = lambda: None
     known: tuple[RuntimeContainer, ...] | None = None  # containers by the runtime's events; None: not known
     told: tuple[RuntimeChange, ...] | None = None  # changes by events; None: unknown
@@ -118,7 +116,6 @@ class FakeRuntime:
         """Write a container's cgroup and record, as a runtime does."""
         self.calls.append((container_id, str(cpus)))
         self.flying += 1
-        self.most_flying = max(self.most_flying, self.flying)
         try:
             if self.gate:
                 await self.gate.wait()
@@ -388,6 +385,11 @@ class FakeNode:
         self.agent = Agent(self.parts(*reporters))
         return self.agent
 
+    def restart(self, config: NodeConfig, *more: Any, **options: Any) -> None:
+        """Start an agent with other settings from the checkpoint."""
+        self.settings = Settings("node-1", config, *more, **options)
+        self.new_agent()
+
     def close(self) -> None:
         """Close the last agent."""
         self.state_dir.close()
@@ -468,10 +470,6 @@ class FakeNode:
     def cpus(self, number: str) -> str:
         """Return the effective CPUs of a container."""
         return str(self.cpusets[self.cgroup(number)])
-
-    def all_cpus(self) -> Counter[str]:
-        """Count the containers by CPUs."""
-        return Counter(map(str, self.cpusets.values()))
 
     def check(self) -> None:
         """Check that no other container or machine runs on an owner's CPUs."""

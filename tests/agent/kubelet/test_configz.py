@@ -265,8 +265,7 @@ def test_policy_of_configz_counts_without_a_state_file(
     state = tmp_path / "cpu_manager_state"
     if file:
         state.write_text(json.dumps({"policyName": file}))
-    node.settings = Settings("node-1", node.config, state, configz)
-    node.new_agent()
+    node.restart(node.config, state, configz)
 
     found = node.run()
     assert found.kubelet is policy

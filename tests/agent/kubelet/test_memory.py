@@ -12,7 +12,6 @@ import pytest
 
 from agent.kubelet.policy import MEMORY_STATE, read_memory_policy
 from agent.node_state import MemoryState, NodeState
-from agent.reconcile.reconciler import Settings
 from agent.report.events import events_between
 from agent.report.pod_status import pod_status
 from agent.serve.state_json import agent_state
@@ -145,8 +144,7 @@ def test_limit_above_the_memory_is_an_event(node: FakeNode) -> None:
 def test_memory_manager_prevents_binding(node: FakeNode, tmp_path: Path) -> None:
     """With the kubelet's static Memory Manager the binding is refused, and the CPUs are still granted."""
     (tmp_path / MEMORY_STATE).write_text(STATIC_MEMORY)
-    node.settings = Settings("node-1", node.config, tmp_path / "cpu_manager_state")
-    node.new_agent()
+    node.restart(node.config, tmp_path / "cpu_manager_state")
     number = born(node, BOUND)
     state = node.run()
     assert (node.cpus(number), node.mems) == ("2,4,8,10", {})
@@ -158,8 +156,7 @@ def test_memory_manager_prevents_binding(node: FakeNode, tmp_path: Path) -> None
 def test_memory_bound_by_the_kubelet_is_reported(node: FakeNode, tmp_path: Path) -> None:
     """Memory that the Memory Manager binds is reported as bound."""
     (tmp_path / MEMORY_STATE).write_text(STATIC_MEMORY)
-    node.settings = Settings("node-1", node.config, tmp_path / "cpu_manager_state")
-    node.new_agent()
+    node.restart(node.config, tmp_path / "cpu_manager_state")
     number = born(node, BOUND)
     node.mems[node.cgroup(number)] = CPUSet([1])
     assert memory(node.run()) == (NUMAMemory.BIND, "")
@@ -185,8 +182,7 @@ def test_memory_policy_is_read_from_its_state_file(
 
 def test_memory_policy_of_configz_counts_without_a_file(node: FakeNode) -> None:
     """Without a state file the policy that the kubelet reported at start counts."""
-    node.settings = Settings("node-1", node.config, memory_policy=KubeletPolicy.STATIC)
-    node.new_agent()
+    node.restart(node.config, memory_policy=KubeletPolicy.STATIC)
     node.add("a", BOUND)
     (refusal,) = node.run().refusals
     assert refusal.reason == "MemoryNotBound"

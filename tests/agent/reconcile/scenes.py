@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent.node_state import NodeState, VMState
 from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.sandboxes.kata import KataMachine
 from tests.agent.vm.fake_vms import FakeVM, machine
 from tests.pinning.world import Wish
 
@@ -26,6 +29,14 @@ def container(state: NodeState, uid: str, name: str = "c0"):  # type: ignore[no-
     """Return one container of the state."""
     pod = next(pod for pod in state.pods if pod.uid == uid)
     return next(container for container in pod.containers if container.name == name)
+
+
+def in_machine(node: FakeNode, uid: str, *wishes: Wish, **facts: Any) -> KataMachine:
+    """Run a pod in a Kata machine with these facts, and its first container; return the machine."""
+    node.add(uid, *wishes)
+    machine = node.kata.boot(uid, **facts)
+    node.start(uid)
+    return machine
 
 
 def machine_state(state: NodeState) -> VMState:

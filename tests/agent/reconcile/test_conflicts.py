@@ -13,7 +13,6 @@ from agent.errors import AgentError, Unavailable, Unfinished
 from agent.interfaces import RuntimeContainer
 from agent.reconcile.container_record import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, ContainerRecord
 from agent.reconcile.foreign_writes import CONTINUES_SECONDS, WINDOW_SECONDS, ChildCgroups, ForeignWrites
-from agent.reconcile.reconciler import Settings
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.fakes import FakeNode
@@ -123,8 +122,7 @@ def test_nothing_is_retried_where_the_agent_only_observes(
 ) -> None:
     """If the kubelet restarts with the static policy, writes end, and no pass is requested for pending child cgroups."""
     state_file = tmp_path / "cpu_manager_state"
-    node.settings = Settings("node-1", node.config, state_file)
-    node.new_agent()
+    node.restart(node.config, state_file)
     owner, _ = pinned_pair(node)
     cgroup = node.cgroup(owner)
     node.cgroups.version = 1

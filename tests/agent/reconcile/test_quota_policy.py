@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.errors import AgentError, Gone, Refused
-from agent.reconcile.reconciler import QUOTAS, Settings
+from agent.reconcile.reconciler import QUOTAS
 from pinning.planning.node_config import NodeConfig, Quota
 from pinning.planning.quota import Bandwidth
 from tests.agent.fakes import FakeNode
@@ -21,8 +21,7 @@ LIMIT_1, LIMIT_2 = Bandwidth(100000, 100000), Bandwidth(200000, 100000)
 def began(node: FakeNode, quota: Quota | None = None) -> list[str]:
     """Start pod a with only exclusive containers and pod m with a plain one too; return their cgroups."""
     if quota:
-        node.settings = Settings("node-1", NodeConfig(quota=quota))
-        node.new_agent()
+        node.restart(NodeConfig(quota=quota))
     node.add("a", TWO)
     node.add("m", TWO, PLAIN)
     cgroups = [node.cgroup(number) for number in (node.start("a"), node.start("m"), node.start("m", "c1"))]
@@ -55,8 +54,7 @@ def test_quota_is_kept_on_request(node: FakeNode) -> None:
 @pytest.mark.parametrize(("quota", "is_kept"), [(Quota.AUTO, True), (Quota.UNSET, False)])
 def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Quota, is_kept: bool) -> None:
     """Under `auto` a CPU limit below the owned CPUs stays, for container and pod; under `unset` it is removed."""
-    node.settings = Settings("node-1", NodeConfig(quota=quota))
-    node.new_agent()
+    node.restart(NodeConfig(quota=quota))
     node.add("c", Wish(cores=1))
     cgroup = node.cgroup(node.start("c"))
     node.cgroups.quotas = dict.fromkeys((cgroup, "/kubepods/c"), Bandwidth(100000, 100000))
@@ -67,8 +65,7 @@ def test_a_limit_below_the_owned_cpus_stays_under_auto(node: FakeNode, quota: Qu
 @pytest.mark.parametrize("keeps_quiet", [False, True])
 def test_quota_of_a_quiet_container_is_unset(node: FakeNode, keeps_quiet: bool) -> None:
     """The quota of a quiet container is unset if the node keeps CPUs quiet, and restored when the annotation is removed."""
-    node.settings = Settings("node-1", NodeConfig(), keeps_quiet=keeps_quiet)
-    node.new_agent()
+    node.restart(NodeConfig(), keeps_quiet=keeps_quiet)
     node.add("c", Wish(cores=1, noise="quiet"))
     cgroup = node.cgroup(node.start("c"))
     before = dict.fromkeys((cgroup, "/kubepods/c"), Bandwidth(100000, 100000))
@@ -89,8 +86,7 @@ def test_unset_quota_is_restored(node: FakeNode) -> None:
     node.run()
     assert {cgroups[0], "/kubepods/a"} <= node.cgroups.quotas.keys()
 
-    node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
-    node.new_agent()
+    node.restart(NodeConfig(quota=Quota.KEEP))
     node.run()
     assert node.cgroups.quotas == before
     assert not (node.folder / QUOTAS).exists()
@@ -184,8 +180,7 @@ def test_a_pod_keeps_its_quota_or_has_it_unset_while_it_runs(node: FakeNode) -> 
 @pytest.mark.parametrize("word", [Quota.AUTO, Quota.UNSET])
 def test_a_container_in_the_pool_of_its_pod_keeps_its_quota(node: FakeNode, word: Quota) -> None:
     """A slice has no quota and a container in the pool keeps its own; the pod's quota is unset once all have slices."""
-    node.settings = Settings("node-1", NodeConfig(quota=word))
-    node.new_agent()
+    node.restart(NodeConfig(quota=word))
     node.documents["a"] = budgeted("a", 3, {"slice": 1, "pooled": None})
     owner, pooled = (node.cgroup(node.start("a", name)) for name in ("slice", "pooled"))
     node.cgroups.quotas = {owner: LIMIT_1, pooled: LIMIT_2, "/kubepods/a": Bandwidth(300000, 100000)}
@@ -214,8 +209,7 @@ def test_a_container_in_the_pool_of_its_pod_keeps_its_quota(node: FakeNode, word
 )
 def test_quota_of_a_kata_container_is_never_unset(node: FakeNode, word: Quota, wish: Wish) -> None:
     """The quotas of a container in a virtual machine and of its pod are kept under every policy."""
-    node.settings = Settings("node-1", NodeConfig(quota=word), keeps_quiet=True)
-    node.new_agent()
+    node.restart(NodeConfig(quota=word), keeps_quiet=True)
     machine = node.kata.boot("k")
     for uid in ("k", "r"):
         node.add(uid, wish)
@@ -241,8 +235,7 @@ def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
 @pytest.mark.parametrize(("runtime", "is_kept"), [("containerd 2.4.2", False), ("cri-o 1.36.0", True)])
 def test_crios_annotation_is_left_to_crio(node: FakeNode, runtime: str, is_kept: bool) -> None:
     """Under CRI-O the agent ignores CRI-O's annotation `cpu-quota`; under other runtimes it unsets the quota."""
-    node.settings = Settings("node-1", NodeConfig(quota=Quota.KEEP))
-    node.new_agent()
+    node.restart(NodeConfig(quota=Quota.KEEP))
     node.runtime.name = runtime
     node.add("a", TWO)
     node.documents["a"]["metadata"]["annotations"]["cpu-quota.crio.io"] = "disable"

@@ -12,7 +12,6 @@ import agent.reconcile
 from agent.errors import AgentError, Refused, Unavailable
 from agent.node_state import Path as By
 from agent.reconcile.container_record import ContainerRecord
-from agent.reconcile.reconciler import Settings
 from pinning.contract import KubeletPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
@@ -148,8 +147,7 @@ def test_static_kubelet_makes_the_agent_observe(node: FakeNode, tmp_path: Path) 
     """Under the kubelet's static policy the agent writes nothing and refuses every claim."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
-    node.settings = Settings("node-1", node.config, state_file)
-    node.new_agent()
+    node.restart(node.config, state_file)
     node.deploy("a", TWO)
     state = node.run()
 
@@ -175,8 +173,7 @@ def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path,
     state_file = tmp_path / "cpu_manager_state"
     policy = "none" if observe else "static"
     state_file.write_text(f'{{"policyName":"{policy}","defaultCpuSet":"0-7","checksum":1}}')
-    node.settings = Settings("node-1", replace(node.config, observe=observe), state_file)
-    node.new_agent()
+    node.restart(replace(node.config, observe=observe), state_file)
     number = node.deploy("a", PLAIN)
     node.cpusets[node.cgroup(number)] = node.records[number] = CPUSet.parse("2-3")
     node.run()
@@ -191,8 +188,7 @@ def test_reset_leaves_cpusets_of_another_program(node: FakeNode, tmp_path: Path,
 def test_reset_gives_back_what_was_pinned_before_the_agent_observed(node: FakeNode) -> None:
     """A reset restores all CPUs to containers that were pinned before the agent became an observing one."""
     owner, other = pinned_pair(node)
-    node.settings = Settings("node-1", replace(node.config, observe=True))
-    node.new_agent()
+    node.restart(replace(node.config, observe=True))
     node.run()
 
     node.runner.run(node.agent.reset())

@@ -53,14 +53,12 @@ def resave(node: FakeNode, reserved: CPUSet | None) -> None:
 
 def upgraded(node: FakeNode) -> str:
     """Run a container on 1,5 under an earlier version, then start this version; return the container's id."""
-    node.settings = Settings("node-1", NodeConfig(reserved=OLD))
-    node.new_agent()
+    node.restart(NodeConfig(reserved=OLD))
     number = node.deploy("a", TWO)
     node.run()
     assert node.cpus(number) == "1,5"
     resave(node, None)
-    node.settings = Settings("node-1", DEFAULT)
-    node.new_agent()
+    node.restart(DEFAULT)
     return number
 
 
@@ -83,8 +81,7 @@ def test_configured_reserve_replaces_the_kept_one(node: FakeNode) -> None:
     """At the next start a configured reserve replaces the kept one, and containers leave its CPUs."""
     number = upgraded(node)
     node.run()
-    node.settings = Settings("node-1", NodeConfig(reserved=NEW))
-    node.new_agent()
+    node.restart(NodeConfig(reserved=NEW))
     assert reserve(node) == ("1,5", ReserveSource.CONFIGURED)
     assert node.cpus(number) != "1,5"
 
@@ -116,12 +113,10 @@ def test_reserve_stays_over_restarts_while_cpus_are_offline(node: FakeNode) -> N
 def test_silent_kubelet_moves_no_reserve(node: FakeNode) -> None:
     """If the kubelet does not answer at a restart, the agent keeps the reserve that the kubelet reported before."""
     named = NodeConfig(reserved=CPUSet.parse("3,7"), reserve_source=ReserveSource.KUBELET)
-    node.settings = Settings("node-1", named)
-    node.new_agent()
+    node.restart(named)
     node.deploy("a", TWO)
     assert reserve(node) == ("3,7", ReserveSource.KUBELET)
-    node.settings = Settings("node-1", DEFAULT)
-    node.new_agent()
+    node.restart(DEFAULT)
     assert reserve(node) == ("3,7", ReserveSource.KEPT)
 
 
@@ -145,11 +140,9 @@ def test_reserve_is_kept_if_the_default_does_not_fit(node: FakeNode) -> None:
     number = upgraded(node)
     resave(node, OLD)
     pools = NodeConfig(pools=StaticPools(0, 0, CPUSet.parse("1-3")))
-    node.settings = Settings("node-1", replace(pools, reserved=OLD))
-    node.new_agent()
+    node.restart(replace(pools, reserved=OLD))
     node.run()
-    node.settings = Settings("node-1", pools)
-    node.new_agent()
+    node.restart(pools)
     node.stop(number)
     del node.documents["a"]
     node.run()

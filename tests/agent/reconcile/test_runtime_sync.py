@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from agent.errors import TooLarge, Unavailable
 from agent.interfaces import NewContainer
 from agent.reconcile.agenda import RECONCILE
-from agent.reconcile.reconciler import Settings
 from pinning.planning.observed import Owner, State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
@@ -134,8 +133,7 @@ def test_new_container_is_left_to_the_kubelet_where_the_agent_observes(
     """An agent that observes the static policy writes no cpuset of a new container."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
-    node.settings = Settings("node-1", node.config, state_file)
-    node.new_agent()
+    node.restart(node.config, state_file)
     node.run()
     number = node.start("b", state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online

@@ -11,7 +11,6 @@ from agent.interfaces import StrayTasks
 from agent.metrics import _states as states
 from agent.node_state import Path
 from agent.published_parts import container as published
-from agent.reconcile.reconciler import Settings
 from agent.reconcile.verify import TURN_SECONDS, Sweep, prove_tasks
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
@@ -239,8 +238,7 @@ def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None
 
 def test_observing_agent_widens_no_container(node: FakeNode) -> None:
     """An agent that observes does not change the affinity of a first process."""
-    node.settings = Settings("node-1", NodeConfig(observe=True))
-    node.new_agent()
+    node.restart(NodeConfig(observe=True))
     node.add("b", PLAIN)
     node.run()
     node.start("b")

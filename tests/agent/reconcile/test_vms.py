@@ -313,8 +313,7 @@ def test_launcher_without_cpus_is_not_read(node: FakeNode) -> None:
 
 def test_observing_agent_pins_inside_the_kubelets_cpus(node: FakeNode) -> None:
     """An observing agent pins a launcher whose cpuset has the requested size, and follows changes."""
-    node.settings = Settings("node-1", NodeConfig(observe=True))
-    node.new_agent()
+    node.restart(NodeConfig(observe=True))
     number = node.deploy("v", FOUR, vm=True)
     node.vms.machines[number] = machine(4, node.topology.online)
     node.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.vm_interfaces import VMPlace
-from pinning.guests.masks import sandbox_masks
+from pinning.guests.masks import VMSeen, sandbox_masks
 from pinning.machine.cpuset import EMPTY, CPUSet
 
 if TYPE_CHECKING:
@@ -56,10 +56,16 @@ def start(host: FakeHost, place: VMPlace = LAUNCHER) -> None:
     host.cgroup(place.cgroup or "", [300], [300, *THREADS])
 
 
+def read(machines: KernelVirtualMachines, place: VMPlace, *, fully: bool = False) -> VMSeen:
+    """Return what is read of a machine that is there."""
+    seen = machines.read(place, fully=fully)
+    assert seen
+    return seen
+
+
 def pin(machines: KernelVirtualMachines, place: VMPlace, cpus: str) -> VMMasks:
     """Pin a machine as a sandbox with these CPUs; return the requested affinities."""
-    seen = machines.read(place)
-    assert seen
+    seen = read(machines, place)
     asked = sandbox_masks(seen, CPUSet.parse(cpus), CPUSet.parse(cpus))
     machines.pin(place, asked)
     return asked

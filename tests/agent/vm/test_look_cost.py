@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.vm import process
 from pinning.guests.masks import sandbox_masks
 from pinning.machine.cpuset import CPUSet
-from tests.agent.vm.launched import SANDBOX, Masks, pin, start
+from tests.agent.vm.launched import SANDBOX, Masks, pin, read, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +49,7 @@ def calls_to_pin(host: FakeHost, machines: KernelVirtualMachines, pid: int, thre
     command = ["/usr/bin/qemu-system-x86_64", "-name", f"sandbox-{pid:064}", "-smp", str(threads)]
     host.process(pid, command, threads=names)
     host.cgroup(place.cgroup or "", [pid], [pid, *names])
-    seen = machines.read(place)
-    assert seen
+    seen = read(machines, place)
     asked = sandbox_masks(seen, CPUS, CPUS)
     machines.pin(place, asked)
     return calls_of(lambda: machines.pin(place, asked), lambda *_: True)

@@ -25,6 +25,7 @@ from tests.agent.vm.launched import (
     THREADS,
     Masks,
     pin,
+    read,
     start,
 )
 
@@ -53,9 +54,7 @@ def test_machine_is_read(
     """The vCPUs in order, first thread and iothreads are read; a machine at its maximum is fixed."""
     start(host, place)
     masks.of = {302: CPUSet([2]), 303: CPUSet([3]), 301: CPUSet([4])}
-    seen = machines.read(place)
-
-    assert seen
+    seen = read(machines, place)
     assert list(map(str, seen.vcpus)) == ["2", "3"]
     assert (seen.main, seen.allowed, str(seen.iothreads[0].cpus)) == (ALL, ALL, "4")
     assert seen.is_fixed is place.is_sandbox
@@ -151,8 +150,7 @@ def test_refused_affinities_are_reported_by_role(
     """Threads that cannot be moved and threads in a narrower cgroup are reported by role."""
     start(host)
     masks.bound, masks.cut = {304}, {303: CPUSet([0])}
-    seen = machines.read(LAUNCHER)
-    assert seen
+    seen = read(machines, LAUNCHER)
     held = CPUSet.parse("6-7")
     pinned = machines.pin(LAUNCHER, sandbox_masks(seen, held, held))
 
@@ -168,8 +166,7 @@ def test_changed_vcpus_are_not_pinned_with_stale_masks(
 ) -> None:
     """If a vCPU was added since, ranks have changed, and no vCPU is pinned."""
     start(host)
-    seen = machines.read(LAUNCHER)
-    assert seen
+    seen = read(machines, LAUNCHER)
     asked = sandbox_masks(seen, CPUSet.parse("6-7"), CPUSet.parse("6-7"))
     host.thread(300, 299, "CPU 7/KVM")
     machines.read(LAUNCHER)
@@ -195,8 +192,7 @@ def test_monitor_is_never_opened(
         pin(machines, place, "6-7")
         host.thread(300, 305, "CPU 2/KVM")
         assert (machines.count(place), machines.has_strayed(place)) == (6, True)
-        seen = machines.read(place, fully=True)
-        assert seen
+        seen = read(machines, place, fully=True)
         assert len(seen.vcpus) == 3
         monitor.settimeout(0)
         with pytest.raises(BlockingIOError):
@@ -207,9 +203,7 @@ def test_housekeeping_is_read(host: FakeHost, machines: KernelVirtualMachines) -
     """The emulator's housekeeping CPUs and the iothreads in that cgroup are read."""
     start(host)
     host.cgroup(f"{COMPUTE}/housekeeping", tasks=[300, 301, 304], cpus="5")
-    seen = machines.read(LAUNCHER)
-
-    assert seen
+    seen = read(machines, LAUNCHER)
     assert (str(seen.housekeeping), seen.iothreads[0].is_housed) == ("5", True)
 
 
@@ -219,8 +213,7 @@ def test_new_vhost_threads_of_the_kernel_are_counted(
     """Before Linux 6.4 a hot-plugged network card has kernel threads outside the process."""
     start(host)
     host.kernel_thread(39, "kworker/0:1")
-    seen = machines.read(LAUNCHER)
-    assert seen
+    seen = read(machines, LAUNCHER)
     assert (seen.vhost, machines.count(LAUNCHER)) == (EMPTY, 5)
     machines.read(LAUNCHER)
 
@@ -228,8 +221,7 @@ def test_new_vhost_threads_of_the_kernel_are_counted(
     host.kernel_thread(40, "vhost-300")
     host.kernel_thread(41, "vhost-999")
     assert machines.count(LAUNCHER) == 6
-    seen = machines.read(LAUNCHER)
-    assert seen
+    seen = read(machines, LAUNCHER)
     assert (seen.vhost, machines.tasks(LAUNCHER)) == (ALL, frozenset({300, *THREADS, 40}))
 
 
@@ -242,8 +234,7 @@ def test_threads_are_listed_again_when_their_number_changes(
 
     def iothreads_when(called: str) -> int:
         (host.roots.proc / "300/task/305/comm").write_text(f"{called}\n")
-        seen = machines.read(LAUNCHER)
-        assert seen
+        seen = read(machines, LAUNCHER)
         return len(seen.iothreads)
 
     machines.read(LAUNCHER)
@@ -278,9 +269,7 @@ def test_guest_with_cpu_time_has_run(host: FakeHost, machines: KernelVirtualMach
     text[14] = "5"  # utime, "CPU 0/KVM" being two words
     (host.roots.proc / "302").mkdir()
     (host.roots.proc / "302" / "stat").write_text(" ".join(text))
-    seen = machines.read(LAUNCHER)
-
-    assert seen
+    seen = read(machines, LAUNCHER)
     assert seen.has_run
 
 
@@ -333,9 +322,7 @@ def test_machine_with_too_many_threads_keeps_its_pins(
     pin(machines, SANDBOX, "6-7")
     for number in range(MOST_THREADS):
         (host.roots.proc / f"300/task/{2000 + number}").mkdir()
-    seen = machines.read(SANDBOX)
-
-    assert seen
+    seen = read(machines, SANDBOX)
     assert (str(seen.allowed), *map(str, seen.vcpus)) == ("6-7", "6", "7")
     assert seen.notes[0].endswith("threads are too many to inspect")
 
@@ -354,8 +341,7 @@ def test_exit_of_the_first_thread_ends_the_machine(
     """Missing vCPUs are a reason, and without its first thread the machine is None."""
     start(host)
     masks.ended = {303, 304}
-    seen = machines.read(LAUNCHER)
-    assert seen
+    seen = read(machines, LAUNCHER)
     assert (seen.vcpus, seen.reason) == (
         (),
         "1 of its 2 vCPUs are found: the others are starting or ending",

@@ -17,7 +17,7 @@ from pinning.guests.masks import sandbox_masks
 from pinning.guests.threads import Kind, Role
 from pinning.machine.cpuset import CPUSet
 from tests.agent.vm.fake_host import FakeHost
-from tests.agent.vm.launched import SANDBOX, THREADS, Masks, pin, start
+from tests.agent.vm.launched import SANDBOX, THREADS, Masks, pin, read, start
 
 if TYPE_CHECKING:
     from agent.vm.machines import KernelVirtualMachines
@@ -38,8 +38,7 @@ def test_replaced_thread_is_seen_by_the_next_poll(
     assert machines.has_strayed(SANDBOX)
 
     pin(machines, SANDBOX, "6-7")
-    seen = machines.read(SANDBOX)
-    assert seen
+    seen = read(machines, SANDBOX)
     assert list(map(str, seen.vcpus)) == ["6", "7"]
     assert str(masks.of[305]) == ("7" if replaced == "CPU 1/KVM" else "6-7")
 
@@ -50,14 +49,11 @@ def test_missing_vcpu_threads_are_a_reason(host: FakeHost, machines: KernelVirtu
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
     host.thread(300, 305, "qemu-system-x86")
-    seen = machines.read(SANDBOX)
-
-    assert seen
+    seen = read(machines, SANDBOX)
     assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
     assert not sandbox_masks(seen, CPUSet([6]), CPUSet([6])).is_one_to_one
     (host.roots.proc / "300/task/305/comm").write_text("CPU 1/KVM\n")
-    seen = machines.read(SANDBOX)
-    assert seen
+    seen = read(machines, SANDBOX)
     assert len(seen.vcpus) == 2
 
 
@@ -67,18 +63,15 @@ def test_vcpu_unplug_is_confirmed_by_a_full_read(host: FakeHost, machines: Kerne
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
     for _ in range(2):
-        seen = machines.read(SANDBOX)
-        assert seen
+        seen = read(machines, SANDBOX)
         assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
 
-    seen = machines.read(SANDBOX, fully=True)
-    assert seen
+    seen = read(machines, SANDBOX, fully=True)
     assert (len(seen.vcpus), seen.reason) == (1, "")
     assert sandbox_masks(seen, CPUSet([6]), CPUSet([6])).is_one_to_one
 
     host.thread(300, 306, "CPU 1/KVM")
-    seen = machines.read(SANDBOX)
-    assert seen
+    seen = read(machines, SANDBOX)
     assert (len(seen.vcpus), seen.reason) == (2, "")
 
 
@@ -87,9 +80,7 @@ def test_first_full_read_does_not_confirm_an_unplug(host: FakeHost, machines: Ke
     start(host, SANDBOX)
     pin(machines, SANDBOX, "6-7")
     host.end(300, 303)
-    seen = machines.read(SANDBOX, fully=True)
-
-    assert seen
+    seen = read(machines, SANDBOX, fully=True)
     assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), "1 of its 2 vCPUs are found")
 
 
@@ -101,9 +92,7 @@ def test_vcpus_in_debugfs_without_a_thread_are_missing(
     host.machine("300-13", made)
     start(host, SANDBOX)
     host.end(300, 303)
-    seen = machines.read(SANDBOX)
-
-    assert seen
+    seen = read(machines, SANDBOX)
     assert (seen.vcpus, seen.reason.partition(":")[0]) == ((), f"1 of its {len(made)} vCPUs are found")
 
 
@@ -114,8 +103,7 @@ def test_id_that_is_another_processes_by_now_is_not_set(
     """If a thread ended after the read and another process has its id, this is not pinned."""
     start(host, SANDBOX)
     host.kernel_thread(40, "vhost-300")
-    seen = machines.read(SANDBOX)
-    assert seen
+    seen = read(machines, SANDBOX)
     assert tid in machines.tasks(SANDBOX)
     if tid == 40:
         host.end(40)

@@ -13,7 +13,7 @@ from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
 from pinning.machine.cpuset import CPUSet
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine
 
 LATER = 60.0
 
@@ -21,9 +21,7 @@ LATER = 60.0
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_quota: bool) -> None:
     """If the runtime reports a machine's pid late, the machine still leaves CPUs before another container gets them."""
-    node.add("k", PLAIN)
-    machine = node.kata.boot("k", has_quota=has_quota)
-    node.start("k")
+    machine = in_machine(node, "k", PLAIN, has_quota=has_quota)
     node.run()
     machine.pid = 77
     machine.wrote = lambda: None  # stays on its CPUs until it leaves them
@@ -36,9 +34,7 @@ def test_machine_is_moved_where_the_runtime_says_it_is_now(node: FakeNode, has_q
 
 def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
     """If the agent can no longer read a machine, it assigns the machine's CPUs only after a retry or the waiting time."""
-    node.add("k", PLAIN)
-    node.kata.boot("k", has_quota=False)
-    node.start("k")
+    in_machine(node, "k", PLAIN, has_quota=False)
     node.run()
     node.kata.hidden = frozenset({"s-k"})
     number = node.deploy("a", TWO)
@@ -56,9 +52,7 @@ def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
 @pytest.mark.parametrize("has_quota", [False, True])
 def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> None:
     """CPUs on which a lost machine may run are assigned after LOST_SECONDS, and the machine counts as failed."""
-    node.add("k", PLAIN)
-    node.kata.boot("k", has_quota=has_quota)
-    node.start("k")
+    in_machine(node, "k", PLAIN, has_quota=has_quota)
     node.kata.lost = frozenset({"s-k"})
     number = node.deploy("a", TWO)
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0")
@@ -76,9 +70,7 @@ def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> 
 
 def test_machine_that_is_lost_again_is_waited_for_again(node: FakeNode) -> None:
     """The waiting time for a lost machine starts when the agent last read it, also if it was lost before."""
-    node.add("k", PLAIN)
-    node.kata.boot("k")
-    node.start("k")
+    in_machine(node, "k", PLAIN)
     node.run()
     node.time.now += 2 * LOST_SECONDS
     node.kata.lost = frozenset({"s-k"})
@@ -164,27 +156,21 @@ def test_machines_lost_one_after_the_other_share_one_time(
     for turn in range(round(WINDOW_SECONDS / step)):
         uid = f"k{turn // 3}"
         if turn % 3 == 0:
-            node.add(uid, PLAIN)
-            node.kata.boot(uid, has_quota=has_quota)
-            node.start(uid)
+            in_machine(node, uid, PLAIN, has_quota=has_quota)
             node.kata.lost |= {f"s-{uid}"}
         held.append(is_held_up(node, watch))
         node.time.now += step
     assert held == [True] * 3 + [False] * (len(held) - 3)
 
     node.time.now += LOST_SECONDS
-    node.add("z", PLAIN)
-    node.kata.boot("z", has_quota=has_quota)
-    node.start("z")
+    in_machine(node, "z", PLAIN, has_quota=has_quota)
     node.kata.lost |= {"s-z"}
     assert is_held_up(node, watch)
 
 
 def test_repeatedly_lost_machine_has_no_extra_time(node: FakeNode, watch: FakeWatch) -> None:
     """A machine that is repeatedly lost and found delays other containers no longer than one that stays lost."""
-    node.add("k", PLAIN)
-    node.kata.boot("k")
-    node.start("k")
+    in_machine(node, "k", PLAIN)
     step, held = LOST_SECONDS / 6, []
     for turn in range(round(WINDOW_SECONDS / step)):
         node.kata.lost = frozenset() if turn % 2 else frozenset({"s-k"})
@@ -196,9 +182,7 @@ def test_repeatedly_lost_machine_has_no_extra_time(node: FakeNode, watch: FakeWa
 
 def test_next_poll_pins_vcpus_that_are_known_again(node: FakeNode) -> None:
     """When the agent can identify the vCPUs of a machine again, the next poll pins them."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     node.run()
     keeper = node.agent.reconciler.vms
     machine.has_known_vcpus = False

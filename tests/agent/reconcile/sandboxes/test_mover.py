@@ -19,7 +19,7 @@ from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, machine_state
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine, machine_state
 from tests.pinning.world import Wish
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ def status_of(state: NodeState, before: str | None = None) -> dict[str, Any]:
 
 def test_status_maps_vcpus_to_cpus_while_pinned_one_to_one(node: FakeNode) -> None:
     """The status has CPU, guest id and container of each vCPU, and a reason if vCPUs are not pinned one to one."""
-    node.add("a", TWO, TWO)
-    node.kata.boot("a", vcpus=4)
-    node.start("a", "c0")
+    in_machine(node, "a", TWO, TWO, vcpus=4)
     second = node.start("a", "c1")
     status = status_of(node.run())
     assert status["vm"]["vcpus"] == ["1", "2", "5", "6"]
@@ -86,9 +84,7 @@ def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> No
     """With `vmThreads: shared` the status does not change if only the shared set changes."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
-    node.add("a", TWO)
-    node.kata.boot("a")
-    node.start("a")
+    in_machine(node, "a", TWO)
     before = status_of(node.run())
     assert before["containers"]["c0"]["applied"]["cpus"] == "1,5"
     node.deploy("b", TWO)
@@ -99,9 +95,7 @@ def test_annotation_stays_when_only_the_shared_set_changes(node: FakeNode) -> No
 
 def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> None:
     """Threads leave the CPUs of a container that ends, and use them again when it restarts."""
-    node.add("a", TWO, TWO)
-    machine = node.kata.boot("a")
-    node.start("a", "c0")
+    machine = in_machine(node, "a", TWO, TWO)
     second = node.start("a", "c1")
     node.run()
     node.stop(second)
@@ -120,9 +114,7 @@ def test_machine_shrinks_when_a_holder_ends_and_grows_again(node: FakeNode) -> N
 
 def test_machine_without_holders_follows_the_shared_set(node: FakeNode) -> None:
     """A machine without exclusive CPUs leaves CPUs that a new owner gets, and returns when the owner ends."""
-    node.add("k", PLAIN)
-    machine = node.kata.boot("k")
-    node.start("k")
+    machine = in_machine(node, "k", PLAIN)
     node.run()
     node.add("a", TWO)
     node.owners = {node.cgroup(node.start("a")): CPUSet.parse("1,5")}
@@ -152,9 +144,7 @@ def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
     """While another container cannot leave the CPUs of a grant, polls and sweeps do not move the machine there."""
     other = node.deploy("b", PLAIN)
     node.cgroups.errors[node.cgroup(other)] = Unavailable("EBUSY")
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     assert not container(node.run(), "a").is_pinned
     keeper = node.agent.reconciler.vms
     node.runner.run(keeper.poll())
@@ -168,9 +158,7 @@ def test_poll_and_sweep_do_not_apply_a_waiting_grant(node: FakeNode) -> None:
 
 def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> None:
     """A full read finds a new thread of the shim, which leaves the CPUs before another container gets them."""
-    node.add("k", PLAIN)
-    machine = node.kata.boot("k")
-    node.start("k")
+    machine = in_machine(node, "k", PLAIN)
     node.run()
     machine.unseen = {"shim": CPUSet.parse("0-7")}
     node.deploy("a", TWO)
@@ -182,9 +170,7 @@ def test_grant_waits_for_threads_that_only_a_full_look_finds(node: FakeNode) -> 
 
 def test_sweep_moves_stray_threads_back(node: FakeNode) -> None:
     """A sweep moves back a thread that is outside the machine's CPUs."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     node.run()
     machine.masks["iothread"] = CPUSet.parse("3")
     node.time.now += LATER
@@ -197,9 +183,7 @@ def test_vcpus_apart_from_the_other_threads(node: FakeNode) -> None:
     """With `vmThreads: shared` vCPUs run on the owned CPUs, and the other threads on the shared set."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     state = node.run()
     assert machine.shown() == {
         "vcpu0": "1",
@@ -221,9 +205,7 @@ def test_unidentified_vcpus_stay_on_the_owned_cpus(node: FakeNode) -> None:
     """If vCPU threads cannot be identified, all threads stay on the owned CPUs."""
     node.settings = replace(node.settings, config=replace(node.config, vm_threads=VMThreadsPolicy.SHARED))
     node.new_agent()
-    node.add("a", TWO)
-    machine = node.kata.boot("a", has_known_vcpus=False)
-    node.start("a")
+    machine = in_machine(node, "a", TWO, has_known_vcpus=False)
     node.run()
 
     assert set(machine.shown().values()) == {"1,5"}
@@ -232,9 +214,7 @@ def test_unidentified_vcpus_stay_on_the_owned_cpus(node: FakeNode) -> None:
 @pytest.mark.parametrize("forgets", [False, True])
 def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
     """After a pass the affinities are right also on kernels that reset them at a cpuset write."""
-    node.add("a", TWO, TWO)
-    machine = node.kata.boot("a", vcpus=4, forgets=forgets)
-    node.start("a", "c0")
+    machine = in_machine(node, "a", TWO, TWO, vcpus=4, forgets=forgets)
     second = node.start("a", "c1")
     node.run()
     node.stop(second)
@@ -247,9 +227,7 @@ def test_masks_hold_on_every_kernel(node: FakeNode, forgets: bool) -> None:
 
 def test_new_container_is_sent_the_machines_cpus(node: FakeNode) -> None:
     """When a sidecar starts later, the agent moves no thread, and sends the runtime the machine's CPUs for it."""
-    node.add("a", TWO, PLAIN)
-    machine = node.kata.boot("a")
-    node.start("a", "c0")
+    machine = in_machine(node, "a", TWO, PLAIN)
     node.run()
     late = node.start("a", "c1", State.CREATED)
     node.run(passes=2)
@@ -312,9 +290,7 @@ def test_machine_that_is_not_found_is_not_reported_as_pinned(node: FakeNode) -> 
 
 def test_machine_that_cannot_be_moved_delays_others_for_a_limited_time(node: FakeNode) -> None:
     """If neither affinities nor the runtime move a machine, other containers get their CPUs after LOST_SECONDS."""
-    node.add("k", PLAIN)
-    node.kata.boot("k", has_quota=False)
-    node.start("k")
+    in_machine(node, "k", PLAIN, has_quota=False)
     node.kata.lost = frozenset({"s-k"})
     node.run()
     node.time.now += LOST_SECONDS
@@ -341,9 +317,7 @@ def test_other_machine_on_its_cpus_is_an_intruder(node: FakeNode) -> None:
 
 def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
     """After a reset every thread may use every CPU."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     node.run()
 
     async def reset() -> None:
@@ -357,9 +331,7 @@ def test_uninstall_gives_machines_every_cpu(node: FakeNode) -> None:
 
 def test_restarted_agent_updates_the_runtime_once(node: FakeNode) -> None:
     """A restarted agent sends each cpuset to the runtime once, and moves no thread."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     node.run()
     before = machine.shown()
     node.new_agent()
@@ -372,9 +344,7 @@ def test_restarted_agent_updates_the_runtime_once(node: FakeNode) -> None:
 
 def test_io_thread_that_a_pass_finds_elsewhere_is_put_back_by_that_pass(node: FakeNode) -> None:
     """A pass that finds an I/O thread on wrong CPUs moves it back, because polls compare only with what a pass read."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a")
-    node.start("a")
+    machine = in_machine(node, "a", TWO)
     before = machine_state(node.run(passes=2))
     assert list(map(str, before.vcpus)) == ["1", "5"]
 
@@ -387,9 +357,7 @@ def test_io_thread_that_a_pass_finds_elsewhere_is_put_back_by_that_pass(node: Fa
 
 def test_without_a_quota_the_runtime_is_sent_no_cpuset(node: FakeNode) -> None:
     """Without a quota the agent sends the runtime no cpuset, and the state notes that only affinities confine the machine."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a", has_quota=False)
-    node.start("a")
+    machine = in_machine(node, "a", TWO, has_quota=False)
     state = node.run()
 
     assert node.runtime.calls == []
@@ -434,9 +402,7 @@ def test_accepted_cpuset_is_recognized_after_a_restart(node: FakeNode) -> None:
 
 def test_fixed_machine_is_sent_no_quota(node: FakeNode) -> None:
     """If a machine has a fixed number of vCPUs, the agent sends its cpusets even without a quota."""
-    node.add("a", TWO)
-    machine = node.kata.boot("a", has_quota=False, is_fixed=True)
-    node.start("a")
+    machine = in_machine(node, "a", TWO, has_quota=False, is_fixed=True)
     node.run()
 
     assert str(machine.cpuset) == "1,5"

@@ -9,7 +9,6 @@ import pytest
 
 from agent.errors import Refused, Unavailable
 from agent.node_state import Path
-from agent.reconcile.reconciler import Settings
 from agent.report.pod_status import pod_status
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
@@ -202,8 +201,7 @@ def test_observing_agent_publishes_no_table(node: FakeNode, watch: FakeWatch, tm
     """Under the kubelet's static policy the agent sends NRI no table."""
     state_file = tmp_path / "cpu_manager_state"
     state_file.write_text('{"policyName":"static","defaultCpuSet":"0-7","checksum":1}')
-    node.settings = Settings("node-1", node.config, state_file)
-    node.new_agent()
+    node.restart(node.config, state_file)
     node.add("a", TWO)
     node.run()
     assert watch.tables[-1] is None
