@@ -163,6 +163,13 @@ class NodeApi(FakeApiServer):
         """Change the node as another program."""
         self.put(NODE, merged(self.node, parts))
 
+    async def overwritten(self, **parts: Any) -> None:
+        """Change the node as another program, send it to the watch, and wait for the agent's answer."""
+        self.written.clear()
+        self.others(**parts)
+        self.send_node()
+        await self.written.wait()
+
     def send_node(self) -> None:
         """Send the node to the watch."""
         self.watch.lines.put_nowait(json.dumps({"type": "MODIFIED", "object": self.node}).encode() + b"\n")

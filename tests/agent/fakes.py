@@ -87,6 +87,7 @@ class FakeRuntime:
     gate: asyncio.Event | None = None  # updates wait for it
     calls: list[tuple[str, str]] = field(default_factory=list)
     flying: int = 0
+    most_flying: int = 0
     changed: Callable[[], None] = lambda: None
     known: tuple[RuntimeContainer, ...] | None = None  # containers by the runtime's events; None: not known
     told: tuple[RuntimeChange, ...] | None = None  # changes by events; None: unknown
@@ -116,6 +117,7 @@ class FakeRuntime:
         """Write a container's cgroup and record, as a runtime does."""
         self.calls.append((container_id, str(cpus)))
         self.flying += 1
+        self.most_flying = max(self.most_flying, self.flying)
         try:
             if self.gate:
                 await self.gate.wait()
@@ -438,12 +440,10 @@ class FakeNode:
             self.cpusets[cgroup] = self.topology.online
         return number
 
-    def deploy(
-        self, uid: str, *wishes: Wish, name: str = "", vm: bool = False, state: State = State.RUNNING
-    ) -> str:
-        """Create or replace a pod, and start one of its containers, by default its first; return its id."""
+    def deploy(self, uid: str, *wishes: Wish, vm: bool = False, state: State = State.RUNNING) -> str:
+        """Create or replace a pod and start its first container; return the container's id."""
         self.add(uid, *wishes, vm=vm)
-        return self.start(uid, name or ("compute" if vm else "c0"), state)
+        return self.start(uid, "compute" if vm else "c0", state)
 
     def begin(self, number: str, *, lost: bool = False) -> None:
         """Start a created container with the cpuset of the runtime's record."""

@@ -39,6 +39,11 @@ class FakeRuntime:
         self.events: asyncio.Queue[str] | None = None  # None: a runtime without events
         self.padding: dict[str, str] = {}  # annotations of each pod in events
 
+    def send(self, name: str) -> None:
+        """Send an event of a container; an empty name ends the stream."""
+        assert self.events is not None
+        self.events.put_nowait(name)
+
     def add(self, name: str, info: Any, *, state: int = api_pb2.CONTAINER_RUNNING, handler: str = "") -> None:
         """Add a pod of one container with the same name as its id."""
         metadata = api_pb2.PodSandboxMetadata(name=f"pod-{name}", uid=f"uid-{name}", namespace="ns")

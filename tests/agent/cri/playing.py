@@ -40,6 +40,12 @@ async def watching(runtime: CRI) -> AsyncIterator[asyncio.Semaphore]:
         yield changes
 
 
+async def event(fake: FakeRuntime, changes: asyncio.Semaphore, name: str) -> None:
+    """Send an event of a container, and wait for the reported change."""
+    fake.send(name)
+    await asyncio.wait_for(changes.acquire(), SECONDS)
+
+
 @asynccontextmanager
 async def slow_door(door: Path, behind: Path) -> AsyncIterator[list[asyncio.Future[None]]]:
     """Forward connections to another socket after 1.5 s, longer than the longest pause; yield them."""

@@ -17,6 +17,7 @@ from agent.cri.lists import ListedContainer, ListedSandbox
 from agent.interfaces import RuntimeChange
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.playing import INFO, SECONDS, play, watching
+from tests.agent.cri.playing import event as send_event
 
 CREATED, RUNNING, EXITED = pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING, pb.CONTAINER_EXITED
 STATES = {CREATED: State.CREATED, RUNNING: State.RUNNING, EXITED: State.EXITED}
@@ -203,37 +204,34 @@ def test_owner_of_a_deleted_container_is_forgotten() -> None:
 
 async def test_container_that_events_named_long_ago_is_looked_up_in_a_list(tmp_path: Path) -> None:
     """An owner that was forgotten while lists failed costs one list with its id."""
-    async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
-        assert fake.events is not None
-        async with watching(runtime) as changes:
-            fake.errors["ListContainers"] = (StatusCode.UNAVAILABLE, "busy")
-            for name in ("one", *(f"{number}" for number in range(MOST_OWNERS))):
-                fake.events.put_nowait(name)
-                await asyncio.wait_for(changes.acquire(), SECONDS)
-            fake.add("one", INFO)
-            fake.errors.clear()
-            fake.asked.clear()
-            assert (await runtime.owner("7"), fake.asked.total()) == (Owner("uid-7", "7"), 0)
-            assert (await runtime.owner("one"), fake.asked["ListContainers"]) == (Owner("uid-one", "one"), 1)
+    async with (
+        play(tmp_path, events=True, poll_seconds=60) as (fake, runtime),
+        watching(runtime) as changes,
+    ):
+        fake.errors["ListContainers"] = (StatusCode.UNAVAILABLE, "busy")
+        for name in ("one", *(f"{number}" for number in range(MOST_OWNERS))):
+            await send_event(fake, changes, name)
+        fake.add("one", INFO)
+        fake.errors.clear()
+        fake.asked.clear()
+        assert (await runtime.owner("7"), fake.asked.total()) == (Owner("uid-7", "7"), 0)
+        assert (await runtime.owner("one"), fake.asked["ListContainers"]) == (Owner("uid-one", "one"), 1)
 
 
 async def test_events_replace_list_calls(tmp_path: Path) -> None:
     """Once the list is current, a container from an event costs one status call and no list."""
     async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
-        assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
             assert await runtime.known_containers() is None
-            fake.events.put_nowait("one")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await send_event(fake, changes, "one")
             assert runtime.changes() is None
             listed = await runtime.containers()
             assert await runtime.known_containers() == listed
             fake.asked.clear()
 
             fake.add("two", INFO)
-            fake.events.put_nowait("two")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await send_event(fake, changes, "two")
             assert runtime.changes() == (RuntimeChange("two", Owner("uid-two", "two"), State.RUNNING),)
             known = await runtime.known_containers()
             assert (await runtime.owner("two")).pod_uid == "uid-two"
@@ -244,11 +242,9 @@ async def test_events_replace_list_calls(tmp_path: Path) -> None:
 async def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path) -> None:
     """While events keep the list current, sandboxes are listed only if one of a listed container is unknown."""
     async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
-        assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
-            fake.events.put_nowait("one")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await send_event(fake, changes, "one")
             listed = await runtime.containers()
             fake.asked.clear()
             assert await runtime.containers() == listed
@@ -262,15 +258,13 @@ async def test_list_of_followed_containers_asks_for_no_sandboxes(tmp_path: Path)
 async def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) -> None:
     """Events may be missed from then on, though the runtime still answers and nothing has changed yet."""
     async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
-        assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
-            fake.events.put_nowait("one")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await send_event(fake, changes, "one")
             await runtime.containers()
             assert await runtime.known_containers() is not None
             fake.asked.clear()
-            fake.events.put_nowait("")
+            fake.send("")
             while not fake.asked["ListContainers"]:  # the poll right after the end
                 await asyncio.sleep(0.001)
             assert (await runtime.known_containers(), runtime.changes()) == (None, None)
@@ -280,11 +274,9 @@ async def test_end_of_the_stream_makes_the_list_stale_at_once(tmp_path: Path) ->
 async def test_poll_with_another_result_makes_the_list_stale(tmp_path: Path) -> None:
     """A container without an event is found by the poll, which makes the list stale."""
     async with play(tmp_path, events=True) as (fake, runtime):
-        assert fake.events is not None
         fake.add("one", INFO)
         async with watching(runtime) as changes:
-            fake.events.put_nowait("one")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await send_event(fake, changes, "one")
             await runtime.containers()
             fake.add("two", INFO)
             await asyncio.wait_for(changes.acquire(), SECONDS)

@@ -24,7 +24,7 @@ from agent.errors import TooLarge
 from agent.grpc_calls import Fields
 from pinning.planning.observed import Owner
 from tests.agent.cri.list_bounds import NOTES, check_bounds, cost
-from tests.agent.cri.playing import INFO, SECONDS, play, watching
+from tests.agent.cri.playing import INFO, event, play, watching
 
 PODS = 27  # with one more a list exceeds the message limit of 16 MiB
 ROUNDS = 4
@@ -129,17 +129,14 @@ async def test_status_above_the_limit_is_listed_without_details(tmp_path: Path) 
 async def test_event_above_the_limit_is_a_change_and_no_more(tmp_path: Path) -> None:
     """An event above 1 MiB is reported as a change; the client reconnects and follows later events."""
     async with play(tmp_path, events=True) as (fake, runtime):
-        assert fake.events is not None
         fake.padding = {"x": "x" * (2 << 20)}
         async with watching(runtime) as changes:
             for number in range(3):
-                fake.events.put_nowait(f"large-{number}")
-                await asyncio.wait_for(changes.acquire(), SECONDS)
+                await event(fake, changes, f"large-{number}")
                 while fake.asked["GetContainerEvents"] < number + 2:
                     await asyncio.sleep(0.005)
             fake.padding = {}
-            fake.events.put_nowait("small")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await event(fake, changes, "small")
             assert await runtime.owner("small") == Owner("uid-small", "small")
 
 

@@ -16,7 +16,7 @@ from agent.interfaces import ContainerExit, RuntimeContainer
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.cri.fake_cri import FakeRuntime
-from tests.agent.cri.playing import INFO, SECONDS, play, slow_door, watching
+from tests.agent.cri.playing import INFO, SECONDS, event, play, slow_door, watching
 from tests.environments.waiting import background
 
 ONE = CPUSet.parse("1")
@@ -199,10 +199,8 @@ async def test_events_are_reported_without_a_poll(tmp_path: Path) -> None:
     """An event is reported without waiting for the next poll."""
     async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         async with watching(runtime) as changes:
-            assert fake.events is not None
             for _ in range(2):
-                fake.events.put_nowait("one")
-                await asyncio.wait_for(changes.acquire(), SECONDS)
+                await event(fake, changes, "one")
         assert fake.asked["ListContainers"] == 0
 
 
@@ -258,9 +256,7 @@ async def test_owner_is_known_from_events(tmp_path: Path) -> None:
     """An owner from an event is known until a list that started later does not have it."""
     async with play(tmp_path, events=True, poll_seconds=60) as (fake, runtime):
         async with watching(runtime) as changes:
-            assert fake.events is not None
-            fake.events.put_nowait("one")
-            await asyncio.wait_for(changes.acquire(), SECONDS)
+            await event(fake, changes, "one")
             assert await runtime.owner("one") == Owner("uid-one", "one")
         assert fake.asked["ListContainers"] == 0
         await runtime.containers()
@@ -272,9 +268,8 @@ async def test_lost_stream_is_reconnected(tmp_path: Path) -> None:
     """When the event stream ends the client reconnects and reports a change."""
     async with play(tmp_path, events=True) as (fake, runtime):
         async with watching(runtime) as changes:
-            assert fake.events is not None
-            fake.events.put_nowait("one")
-            fake.events.put_nowait("")
+            fake.send("one")
+            fake.send("")
             for _ in range(2):  # the event, and the connection after the end
                 await asyncio.wait_for(changes.acquire(), SECONDS)
         assert fake.asked["Version"] == 2
@@ -296,8 +291,7 @@ async def test_stream_that_ends_at_once_falls_back_to_polling(
     """CRI-O without pod events ends the stream with OK: it is polled, without warnings or reconnects."""
     caplog.set_level("INFO", "agent.cri.runtime")
     async with play(tmp_path, events=True) as (fake, runtime):
-        assert fake.events is not None
-        fake.events.put_nowait("")
+        fake.send("")
         async with watching(runtime) as changes:
             fake.add("one", INFO)
             await asyncio.wait_for(changes.acquire(), SECONDS)

@@ -243,13 +243,6 @@ def test_ban_is_united_with_the_earlier_one(beside: Beside) -> None:
     assert not (beside.folder / RecordFile.BANNED_CPUS).exists()
 
 
-def test_without_an_earlier_ban_the_environment_is_restored(beside: Beside) -> None:
-    """Without an earlier ban the list of irqbalance's environment is restored."""
-    beside.ask("4")
-    beside.ask("")
-    assert beside.daemon.bans == ["4", ""]
-
-
 def test_existing_ban_is_not_sent(beside: Beside) -> None:
     """If the operator's ban already has all quiet CPUs, none is sent."""
     beside.daemon.banned = beside.daemon.pending = cpus("4-7")
@@ -281,7 +274,7 @@ def test_ban_is_settled_two_intervals_after_it_was_read_back(beside: Beside) -> 
 
 
 def test_restarted_agent_continues_the_ban(beside: Beside) -> None:
-    """A restarted agent recognizes its own ban, and does not send it again."""
+    """A restarted agent recognizes its own ban, and does not send it again; its end restores irqbalance's environment."""
     beside.ask("4")
     beside.start()
     beside.ask("4")

@@ -69,14 +69,13 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.file = folder / RecordFile.IDLE_STATES
         self.kernel = FakeIdleStates(dict(ORIGINAL))
-        self.boot = "boot"
         self.now = 0.0
         self.start()
 
     def start(self, most: int | None = 20) -> None:
         """Start a new agent."""
         self.kernel.kill_after = None
-        self.part = IdleStatePart(self.kernel, Restorable(self.file, self.boot), lambda: self.now, most)
+        self.part = IdleStatePart(self.kernel, Restorable(self.file, "boot"), lambda: self.now, most)
 
     def round(self, quiet: str = "") -> QuietPart | None:
         """Run one round, ten seconds after the last."""
@@ -219,14 +218,6 @@ def test_folder_that_is_not_mounted_keeps_records(node: Node) -> None:
             act()
     node.kernel.missing = ""
     assert node.part.restore()
-
-
-def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """Records of another boot are not restored, because a reboot resets all bounds."""
-    node.round("2")
-    node.boot = "another"
-    node.start()
-    assert not node.part.has_taken
 
 
 @pytest.mark.parametrize(

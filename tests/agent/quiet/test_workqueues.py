@@ -74,14 +74,13 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.file = folder / RecordFile.WORKQUEUES
         self.kernel = FakeWorkqueues({ALL: MACHINE, "writeback": MACHINE, "scsi": cpus("4")})
-        self.boot = "boot"
         self.now = 0.0
         self.start()
 
     def start(self, *, is_wanted: bool = True) -> None:
         """Start a new agent."""
         self.kernel.kill_after = None
-        store = TakenStore(Restorable(self.file, self.boot))
+        store = TakenStore(Restorable(self.file, "boot"))
         self.mover = WorkqueueMover(self.kernel, store, lambda: self.now, is_wanted=is_wanted)
 
     def round(self, quiet: str = "", online: CPUSet = MACHINE) -> QuietPart | None:
@@ -184,14 +183,6 @@ def test_reset_restores_and_says_what_it_cannot(node: Node, caplog: pytest.LogCa
     assert node.mover.restore()
     assert node.shown() == {**ORIGINAL, "scsi": "0"}
     assert node.mover.restore()
-
-
-def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """Records of another boot are not restored, because a reboot resets all masks."""
-    node.round("4-5")
-    node.boot = "another"
-    node.start()
-    assert not node.mover.has_taken
 
 
 def test_third_foreign_write_is_a_conflict_for_ten_minutes(node: Node) -> None:

@@ -24,7 +24,6 @@ class Node:
             {DEFAULT: cpus("0-7"), **{it.removeprefix("irq"): cpus(affinities[it]) for it in affinities}}
         )
         self.kernel.names = {number: NIC.get(number, f"dev{number}") for number in self.kernel.affinities}
-        self.boot = "boot"
         self.now = 0.0
         self.stays: dict[str, Stay] = {}
         self.start()
@@ -34,7 +33,7 @@ class Node:
         self.kernel.kill_after = None
         self.mover = InterruptMover(
             self.kernel,
-            TakenStore(Restorable(self.folder / RecordFile.INTERRUPTS, self.boot)),
+            TakenStore(Restorable(self.folder / RecordFile.INTERRUPTS, "boot")),
             lambda: self.now,
         )
 

@@ -27,9 +27,10 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_interrupts_leave_quiet_cpus_and_are_restored(node: Node) -> None:
-    """Quiet CPUs are removed from each affinity; if none is left, it is all other CPUs."""
+    """Quiet CPUs are removed from each affinity, first from the default; if none is left, it is all other CPUs."""
     before = node.shown()
     assert node.round("4-5") == Moved()
+    assert node.kernel.writes[0] == (DEFAULT, "0-3,6-7")
     assert node.shown() == {DEFAULT: "0-3,6-7", "25": "0-3,6-7", "26": "0-3,6-7", "27": "0-1", "28": "6"}
     assert node.mover.has_taken
     node.round()
@@ -45,12 +46,6 @@ def test_round_without_changes_writes_nothing(node: Node) -> None:
     writes, written = list(node.kernel.writes), file.stat().st_mtime_ns
     node.round("4-5")
     assert (node.kernel.writes, file.stat().st_mtime_ns) == (writes, written)
-
-
-def test_default_affinity_is_narrowed_first(node: Node) -> None:
-    """The default affinity is written first, because a driver loaded during the round would get quiet CPUs."""
-    node.round("4-5")
-    assert node.kernel.writes[0] == (DEFAULT, "0-3,6-7")
 
 
 def test_changed_quiet_cpus_are_followed(node: Node) -> None:
@@ -343,14 +338,6 @@ def test_change_during_a_round_ends_it_without_writes(node: Node) -> None:
     quiet = Quiet(cpus("4-5"), cpus("0-3,5-7"))
     assert node.mover.round(quiet) == Moved(is_steady=False)
     assert node.kernel.writes == []
-
-
-def test_records_of_another_boot_are_not_restored(node: Node) -> None:
-    """Records of another boot are not restored, because a reboot resets all affinities."""
-    node.round("4-5")
-    node.boot = "another"
-    node.start()
-    assert not node.mover.has_taken
 
 
 @pytest.mark.parametrize(
