@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,9 +34,12 @@ class Kernel:
         self.history: list[dict[int, CPUSet]] = []  # effective affinities after each change
         self.bound: set[int] = set()
         self.forks: list[int] = []  # tasks that start another one at a listing
-        self.split = KernelSplit(
-            self.tasks, self, Affinities(self.mask, self.put, lambda _: True), forgets_pins=forgets
-        )
+        self.split = self.split_of(self.tasks)
+
+    def split_of(self, tasks: Callable[[str], list[int]]) -> KernelSplit:
+        """Return a split that lists the tasks by a function."""
+        affinities = Affinities(self.mask, self.put, lambda _: True)
+        return KernelSplit(tasks, self, affinities, forgets_pins=self.forgets)
 
     def start(self, *masks: str) -> None:
         """Start a task for each affinity; "" requests none."""
@@ -264,18 +269,14 @@ def test_incomplete_move_is_reported_and_the_cpuset_written(forgets: bool) -> No
         kernel.asked[max(listed) + 1] = EMPTY  # without an affinity of its own
         return listed
 
-    kernel.split = KernelSplit(
-        start_another, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
-    )
+    kernel.split = kernel.split_of(start_another)
     after = parts("2-3/0-1")
     with pytest.raises(Unsettled, match="faster than the agent moves them"):
         kernel.split.move(CGROUP, NO_PARTS, after)
     assert kernel.cpus == after.cpus
     assert len(kernel.asked) <= 4 * BOUND.rounds
 
-    kernel.split = KernelSplit(
-        starting, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
-    )
+    kernel.split = kernel.split_of(starting)
     kernel.split.move(CGROUP, NO_PARTS, after)
     assert set(kernel.masks()) == {"2-3"}
 
@@ -289,9 +290,7 @@ def test_container_of_many_cgroups_leaves_its_cpus(*, forgets: bool) -> None:
     def crowded(cgroup: str) -> list[int]:
         raise TooMany("1024 cgroups or more")
 
-    kernel.split = KernelSplit(
-        crowded, kernel, Affinities(kernel.mask, kernel.put, lambda _: True), forgets_pins=forgets
-    )
+    kernel.split = kernel.split_of(crowded)
     with pytest.raises(Unsettled, match="1024 cgroups or more"):
         kernel.split.move(CGROUP, NO_PARTS, parts_of(CPUSet.parse("2-4"), CPUSet.parse("2-3")))
     assert str(kernel.cpus) == "2-4"

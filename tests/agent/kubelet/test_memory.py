@@ -19,6 +19,7 @@ from pinning.contract import KubeletPolicy, NUMAMemory
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
+from tests.agent.reconcile.scenes import planned_start
 from tests.pinning.machines import DUAL
 from tests.pinning.world import Wish
 
@@ -47,9 +48,7 @@ def status(state: NodeState) -> Any:
 
 def born(node: FakeNode, wish: Wish, uid: str = "a") -> str:
     """Create a container, run a pass, and start it."""
-    node.add(uid, wish)
-    node.run()
-    number = node.start(uid, state=State.CREATED)
+    number = planned_start(node, uid, wish, state=State.CREATED)
     node.run()
     node.begin(number)
     return number
@@ -69,9 +68,7 @@ def test_memory_node_is_sent_before_the_start(node: FakeNode) -> None:
 
 def test_memory_node_is_sent_once_if_the_cpus_are_right_already(node: FakeNode) -> None:
     """If the cgroup already has the CPUs the memory node is still sent, once."""
-    node.add("a", BOUND)
-    node.run()
-    number = node.start("a", state=State.CREATED)
+    number = planned_start(node, "a", BOUND, state=State.CREATED)
     node.cpusets[node.cgroup(number)] = CPUSet.parse("2,4,8,10")
     node.run()
     assert node.mems[node.cgroup(number)] == CPUSet([0])

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.nri.plugin import Plugin
+from agent.nri.wire import Event
 from pinning.planning.start_table import StartTable, start_table
-from tests.agent.nri.fake_runtime import container, pod
+from tests.agent.nri.fake_runtime import container, known, known_pod, pod
 from tests.pinning.world import Wish, World, world
 
 if TYPE_CHECKING:
@@ -39,14 +40,19 @@ class Node:
         self.put.append((pid, str(cpus)))
         return self.is_settled
 
-    def publish(self, *, settled: bool = True) -> StartTable:
-        """Plan and publish the table; `settled` means that all writes of the plan are done."""
-        if settled:
-            self.world.run_all()
+    def publish(self) -> StartTable:
+        """Plan and publish the table, as after all writes of the plan."""
+        self.world.run_all()
         planned = self.world.plan()
         table = start_table(planned, self.world.observe())
         self.plugin.table = table
         return table
+
+    def begin(self, of: pb.PodSandbox, *, pid: int) -> None:
+        """Report the start of a pod's container with its first process."""
+        started = container("c0", of.name)
+        started.pid = pid
+        self.plugin.event(Event.START_CONTAINER, known_pod(of), known(started))
 
     def cpus(self, of: pb.PodSandbox, name: str = "c0") -> str:
         """Create a container and return its cpuset."""

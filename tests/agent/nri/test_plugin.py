@@ -77,9 +77,7 @@ def test_mixed_container_starts_on_its_own_cpus() -> None:
     assert {entry.key: entry.value for entry in answer.adjust.env}["CMK_CPUS_ASSIGNED"] == "1,5"
     assert node.put == []
 
-    started = container("c0", "a")
-    started.pid = 42
-    node.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
+    node.begin(A, pid=42)
     assert node.put == [(42, "1,5")]
 
 
@@ -151,25 +149,20 @@ def test_incomplete_move_of_a_first_process_is_recorded() -> None:
     """A container whose threads were not all moved is in `unsettled` until it is removed."""
     node = node_with(replace(EXCLUSIVE, shared="true"))
     node.is_settled = False
-    started = container("c0", "a")
-    started.pid = 42
-    node.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
+    node.begin(A, pid=42)
     assert node.plugin.unsettled == {"a-c0"}
 
-    node.plugin.event(Event.REMOVE_CONTAINER, known_pod(A), known(started))
+    node.plugin.event(Event.REMOVE_CONTAINER, known_pod(A), known(container("c0", "a")))
     assert not node.plugin.unsettled
 
 
 def test_only_mixed_containers_with_a_pid_are_moved_at_start(node: Node) -> None:
     """At its start a container is moved only if it has shared CPUs, a pid, and a cgroup on the host."""
     for of in (B, A):
-        started = container("c0", of.name)
-        started.pid = 42
-        node.plugin.event(Event.START_CONTAINER, known_pod(of), known(started))
+        node.begin(of, pid=42)
     mixed = node_with(replace(EXCLUSIVE, shared="true"))
     for pid, mixed.is_on_host in ((0, True), (42, False)):  # 42: the pid of a virtual machine's VMM
-        started.pid = pid
-        mixed.plugin.event(Event.START_CONTAINER, known_pod(A), known(started))
+        mixed.begin(A, pid=pid)
     assert node.put == mixed.put == []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agent.node_state import NodeState, VMState
+from pinning.planning.observed import State
+from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.sandboxes.kata import KataMachine
 from tests.agent.vm.fake_vms import FakeVM, machine
@@ -29,6 +31,20 @@ def container(state: NodeState, uid: str, name: str = "c0"):  # type: ignore[no-
     """Return one container of the state."""
     pod = next(pod for pod in state.pods if pod.uid == uid)
     return next(container for container in pod.containers if container.name == name)
+
+
+def planned_start(node: FakeNode, uid: str, wish: Wish, state: State = State.RUNNING) -> str:
+    """Create a pod, plan it in a pass, and start its container on every CPU; return the container's id."""
+    node.add(uid, wish)
+    node.run()
+    return node.start(uid, state=state)
+
+
+def planned_creation(node: FakeNode, watch: FakeWatch, uid: str, wish: Wish) -> str:
+    """Create a pod, plan it in a pass, and create its container over NRI; return the container's id."""
+    node.add(uid, wish)
+    node.run()
+    return watch.create(uid)
 
 
 def in_machine(node: FakeNode, uid: str, *wishes: Wish, **facts: Any) -> KataMachine:

@@ -12,7 +12,7 @@ from agent.reconcile.foreign_writes import CONTINUES_SECONDS
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start
 from tests.environments.waiting import settle
 from tests.pinning.world import Wish
 
@@ -21,9 +21,7 @@ WINDOWS = "corepin_agent_unpinned_window_seconds_count"
 
 def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
     """A created container has no cgroup yet, so the agent sends its CPUs to the runtime, which starts it on them."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a", state=State.CREATED)
+    number = planned_start(node, "a", TWO, state=State.CREATED)
     node.run()
 
     assert str(node.records[number]) == "1,5"
@@ -37,9 +35,7 @@ def test_created_container_is_sent_by_the_runtime(node: FakeNode) -> None:
 
 def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode) -> None:
     """If the runtime loses an update, the agent detects that when the container runs, and writes its cgroup."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a", state=State.CREATED)
+    number = planned_start(node, "a", TWO, state=State.CREATED)
     node.run()
     node.begin(number, lost=True)
     node.cgroups.ages[node.cgroup(number)] = 1.0
@@ -50,9 +46,7 @@ def test_lost_update_of_a_created_container_is_seen_when_it_runs(node: FakeNode)
 
 def test_unknown_unpinned_time_is_none(node: FakeNode) -> None:
     """If the age of the processes cannot be read, the unpinned time is None and does not count in the metric."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a")
+    number = planned_start(node, "a", TWO)
     node.cgroups.ages[node.cgroup(number)] = None
     proof = container(node.run(), "a").proof
 

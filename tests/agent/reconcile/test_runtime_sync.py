@@ -18,7 +18,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair
+from tests.agent.reconcile.scenes import PLAIN, TWO, pinned_pair, planned_start
 from tests.environments.waiting import background, settle
 from tests.pinning.world import Wish
 
@@ -103,9 +103,7 @@ def requested(node: FakeNode) -> bool:
 
 def test_container_without_a_reported_start_is_moved_by_its_cgroup(node: FakeNode) -> None:
     """If the runtime dies before it reports a start, the agent moves the container through its cgroup."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a", state=State.CREATED)
+    number = planned_start(node, "a", TWO, state=State.CREATED)
     node.cpusets[node.cgroup(number)] = node.topology.online
     node.cgroups.begun.add(node.cgroup(number))
     node.runtime.down = True

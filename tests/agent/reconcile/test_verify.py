@@ -15,7 +15,7 @@ from agent.reconcile.verify import TURN_SECONDS, Sweep, prove_tasks
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start
 
 
 def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
@@ -176,9 +176,7 @@ def test_container_that_was_moved_away_and_back_is_compared_again(node: FakeNode
 
 def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> None:
     """A first process on fewer CPUs is widened only at the first comparison, because later it restricted itself."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a")
+    number = planned_start(node, "a", TWO)
     node.run()
     narrow = {node.cgroup(number): StrayTasks(narrowed=(1,))}
     node.cgroups.strays = dict(narrow)
@@ -194,9 +192,7 @@ def test_first_process_that_starts_narrower_is_widened_once(node: FakeNode) -> N
 
 def test_first_process_is_not_widened_before_its_cpus_are_proven(node: FakeNode) -> None:
     """A first process is not widened while its container's cpuset is wrong."""
-    node.add("a", TWO)
-    node.run()
-    number = node.start("a")
+    number = planned_start(node, "a", TWO)
     node.cgroups.errors[node.cgroup(number)] = Unavailable("EIO")
     node.run()
     sweep(node)
@@ -239,9 +235,7 @@ def test_containers_older_than_the_agent_are_not_widened(node: FakeNode) -> None
 def test_observing_agent_widens_no_container(node: FakeNode) -> None:
     """An agent that observes does not change the affinity of a first process."""
     node.restart(NodeConfig(observe=True))
-    node.add("b", PLAIN)
-    node.run()
-    node.start("b")
+    planned_start(node, "b", PLAIN)
     node.run()
     sweep(node)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from agent.config import NodeOptions
-from agent.node_state import QuietPart, QuietResult
-from agent.report.desired_node import CMK_TAINT, cleared, desired_node, pools_text
+from agent.node_state import NodeState, QuietPart, QuietResult
+from agent.report.desired_node import CMK_TAINT, DesiredNode, cleared, desired_node, pools_text
 from agent.report.extended_resources import RESOURCES, node_resources
 from agent.report.node_patch import differences
 from agent.report.node_types import Condition, Node, Taint
@@ -169,8 +169,7 @@ def test_cores_of_static_pools_are_no_shared_cpus(
     """With static pools the shared CPUs are only the pool's, so the same requests overcommit the node."""
     pods = [bound("a", container("x", requests="1500m")), bound("b", container("x", requests="1500m"))]
     state = state_of(*pods, config=NodeConfig(pools=pools))
-    desired = desired_node(state, pods, NodeOptions(overcommit_taint=True))
-    assert desired
+    desired = wanted(state, pods, NodeOptions(overcommit_taint=True))
     assert [it.status for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [status]
     assert [it.key for it in desired.taints] == taints
 
@@ -196,8 +195,7 @@ def test_system_requests_are_compared_with_the_reserved_cpus(
     """Requests above the reserved CPUs set a condition; a strict reserve keeps them off the shared load."""
     pods = [bound("a", container("x", requests=request_))]
     state = state_of(*pods, config=NodeConfig(**config))
-    desired = desired_node(state, pods, NodeOptions())
-    assert desired
+    desired = wanted(state, pods, NodeOptions())
     assert [it.reason for it in desired.conditions if it.type == OVERCOMMIT_CONDITION] == [reason]
     assert overcommit(in_shared_set(pods, state.sets), state.ledger, 4).requested == shared
 
@@ -259,6 +257,13 @@ def test_namespaces_with_the_most_owners_lose_some() -> None:
     assert list(kept)[:2] == ["a/000/c", "a/001/c"]
 
 
+def wanted(state: NodeState, pods: Collection[Pod], options: NodeOptions) -> DesiredNode:
+    """Return the fields of a node whose state is complete."""
+    desired = desired_node(state, pods, options)
+    assert desired
+    return desired
+
+
 def node(**parts: Any) -> Node:
     """Return a Node object."""
     metadata = {"name": "node-1", "resourceVersion": "5", **parts.pop("metadata", {})}
@@ -275,8 +280,7 @@ def applied(status: Mapping[str, Any] | None, spec: Mapping[str, Any] | None) ->
 def test_patching_is_idempotent() -> None:
     """A node that already has the desired fields needs no patch."""
     pods = [cores("a", 2)]
-    desired = desired_node(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
-    assert desired
+    desired = wanted(state_of(*pods), pods, NodeOptions(frozenset({"CPUManager"}), cmk_taint=True))
     needed = differences(node(), desired, NOW)
     there = applied(needed.status, needed.spec)
     again = differences(there, desired, "2027-01-01T00:00:00Z")
@@ -306,8 +310,7 @@ def test_patching_is_idempotent() -> None:
 )
 def test_taints(there: list[str], after: list[str] | None) -> None:
     """The taint list is patched as a whole for one resourceVersion, and other taints are kept."""
-    desired = desired_node(state_of(), [], NodeOptions(cmk_taint=True))
-    assert desired
+    desired = wanted(state_of(), [], NodeOptions(cmk_taint=True))
     patch = differences(
         node(spec={"taints": msgspec.to_builtins([taint(text) for text in there])}), desired, NOW
     ).spec
@@ -330,16 +333,14 @@ def test_the_overcommit_taint_is_optional() -> None:
     """The overcommit taint is set only if enabled and shared requests exceed the shared CPUs."""
     pods = [bound("a", container("x", requests=9))]
     for chosen, keys in ((False, []), (True, ["corepin.io/shared-overcommitted"])):
-        desired = desired_node(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
-        assert desired
+        desired = wanted(state_of(*pods), pods, NodeOptions(overcommit_taint=chosen))
         assert [taint.key for taint in desired.taints] == keys
 
 
 def test_a_taint_of_cmk_set_by_hand_stays() -> None:
     """Without the option the CMK taint is neither added nor removed, at reset neither."""
     there = node(spec={"taints": [{"key": "cmk", "value": "true", "effect": "NoSchedule"}]})
-    desired = desired_node(state_of(), [], OPTIONS)
-    assert desired
+    desired = wanted(state_of(), [], OPTIONS)
     assert differences(there, desired, NOW).spec is None
     assert differences(there, cleared(OPTIONS), NOW).spec is None
     assert differences(there, cleared(NodeOptions(cmk_taint=True)), NOW).spec
@@ -355,8 +356,7 @@ def test_a_taint_of_cmk_set_by_hand_stays() -> None:
 )
 def test_the_kubelets_policy_is_a_condition(config: NodeConfig, status: str, reason: str) -> None:
     """A condition says whether corepin or the kubelet allocates CPUs, with the remedy."""
-    desired = desired_node(state_of(config=config), [], OPTIONS)
-    assert desired
+    desired = wanted(state_of(config=config), [], OPTIONS)
     kubelet, *_ = desired.conditions
     assert (kubelet.status, kubelet.reason) == (status, reason)
     assert ("cpuManagerPolicy" in kubelet.message) == config.observe
@@ -366,8 +366,7 @@ def test_transition_time_changes_only_with_the_status() -> None:
     """The transition time changes with the status only, and an equal condition is not written."""
     old = "2026-01-01T00:00:00Z"
     pods = [bound("a", container("x", requests=9))]
-    desired = desired_node(state_of(*pods), pods, OPTIONS)
-    assert desired
+    desired = wanted(state_of(*pods), pods, OPTIONS)
     _, load, *_ = desired.conditions
     assert "9000m CPU, but it has 8000m" in load.message
     for message, status, since in (("other", "True", old), (load.message, "False", NOW)):
@@ -400,8 +399,7 @@ def test_condition_about_noise_ends_with_the_feature() -> None:
         "message": "m",
         "lastTransitionTime": NOW,
     }
-    desired = desired_node(state_of(), [], OPTIONS)
-    assert desired
+    desired = wanted(state_of(), [], OPTIONS)
     patch = differences(node(status={"conditions": [noise]}), desired, NOW).status
     assert patch
     assert {"type": NOISE_CONDITION, "$patch": "delete"} in patch["status"]["conditions"]
@@ -415,15 +413,13 @@ def test_condition_about_noise_names_what_is_changed_back() -> None:
         (QuietResult(conflicts=("25 (eth0)",), parts=(part,)), "InterruptsMovedBack"),
         (QuietResult(), "NoConflict"),
     ):
-        desired = desired_node(replace(state_of(), quiet=result), [], OPTIONS)
-        assert desired
+        desired = wanted(replace(state_of(), quiet=result), [], OPTIONS)
         assert [it.reason for it in desired.conditions if it.type == NOISE_CONDITION] == [reason]
 
 
 def test_another_plugin_is_a_condition() -> None:
     """Another NRI plugin that sets cpusets is a condition with its name and the remedy."""
-    desired = desired_node(replace(state_of(), other_plugins=("10-a", "20-b")), [], OPTIONS)
-    assert desired
+    desired = wanted(replace(state_of(), other_plugins=("10-a", "20-b")), [], OPTIONS)
     *_, conflict, _ = desired.conditions
     assert (conflict.type, conflict.status) == ("CorepinPluginConflict", "True")
     assert "10-a, 20-b: stop them" in conflict.message
@@ -431,8 +427,7 @@ def test_another_plugin_is_a_condition() -> None:
 
 def test_capacity_and_allocatable_go_together() -> None:
     """Capacity and allocatable are patched together when one of them differs."""
-    desired = desired_node(state_of(), [], OPTIONS)
-    assert desired
+    desired = wanted(state_of(), [], OPTIONS)
     full = {CORES: "3", OTHER_CORES: "3", ISOLATED: "3", WHOLE: "3", NUMA: "6"}
     patch = differences(
         node(status={"capacity": full, "allocatable": {**full, CORES: "0"}}), desired, NOW

@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from agent.nri.wire import WORKER_EVENTS, Limits, Reject
 from agent.nri.wire import nri_pb2 as pb
 from agent.nri.wire.connection import NOT_LISTED
-from tests.agent.nri.fake_runtime import Gone, Refused, container, message, pod, request
+from tests.agent.nri.fake_runtime import Gone, Plugin, Refused, container, message, pod, request
 from tests.agent.nri.wire.plugins import PATIENT, SOON, Recorder, update
 from tests.agent.nri.wire.serving import Served
 from tests.tables import table
@@ -189,71 +190,55 @@ def test_protocol_error_ends_the_connection(ready: Served, sent: bytes, reason: 
     assert len(ready.handlers.calls) == before
 
 
-def test_registration_without_an_answer_times_out() -> None:
-    """The connection ends at the deadline, because older runtimes can deadlock there."""
-    served = Served(PATIENT._replace(register=SOON))
-
-    assert served.reason() == "the runtime did not answer the registration in 0.2 s"
-    served.close()
-
-
-def test_missing_configure_times_out() -> None:
-    """The connection ends if Configure does not follow the registration."""
-    served = Served(PATIENT._replace(configure=SOON))
-    served.runtime.register()
-
-    assert served.reason() == "the runtime did not configure the plugin in 0.2 s"
-    served.close()
+def _synchronize_endlessly(runtime: Plugin) -> None:
+    runtime.register()
+    runtime.configure()
+    while True:
+        runtime.call("Synchronize", pb.SynchronizeRequest(more=True), pb.SynchronizeResponse)
 
 
-def test_endless_synchronization_times_out() -> None:
-    """The connection ends if the parts of the synchronization do not end."""
-    served = Served(PATIENT._replace(synchronize=SOON))
-    served.runtime.register()
-    served.runtime.configure()
-    part = pb.SynchronizeRequest(more=True)
+def _begin(runtime: Plugin, begun: bytes) -> None:
+    runtime.register()
+    runtime.configure()
+    runtime.synchronize()
+    runtime.send(begun)
+
+
+def _send_slowly(runtime: Plugin) -> None:
+    runtime.register()
+    runtime.send(struct.pack(">IIIIBB", 1, 10, 4 * 2**20, 1, 1, 0))
+    while True:
+        runtime.send(struct.pack(">II", 1, 1) + b"x")
+
+
+def _read_nothing(runtime: Plugin) -> None:
+    for stream in range(1, 2**31, 2):
+        runtime.send(request(stream, "x" * 1000, b""))
+
+
+@table(
+    "limit, act, reason",
+    {
+        "no answer to the registration, as of older runtimes": ("register", bool, "answer the registration"),
+        "no Configure after it": ("configure", Plugin.register, "configure the plugin"),
+        "no end of the list": ("synchronize", _synchronize_endlessly, "synchronize the plugin"),
+        "a part of a header": ("message", partial(_begin, begun=b"\0"), "finish a message"),
+        "no payload": (
+            "message",
+            partial(_begin, begun=struct.pack(">II", 1, 4 * 2**20)),
+            "finish a message",
+        ),
+        "bytes that never end a message": ("message", _send_slowly, "finish a message"),
+        "answers that are not read": ("write", _read_nothing, "read"),
+    },
+)
+def test_runtime_that_stops_times_out(limit: str, act: Callable[[Plugin], object], reason: str) -> None:
+    """The connection ends at the deadline of the step; further bytes of one message do not extend it."""
+    served = Served(PATIENT._replace(**{limit: SOON}))
     with suppress(Gone):
-        while True:
-            served.runtime.call("Synchronize", part, pb.SynchronizeResponse)
+        act(served.runtime)
 
-    assert served.reason() == "the runtime did not synchronize the plugin in 0.2 s"
-    served.close()
-
-
-@pytest.mark.parametrize("begun", [b"\0", struct.pack(">II", 1, 4 * 2**20)], ids=["header", "payload"])
-def test_incomplete_frame_times_out(begun: bytes) -> None:
-    """The connection ends if a message is not finished in time."""
-    served = Served(PATIENT._replace(message=SOON))
-    served.runtime.register()
-    served.runtime.configure()
-    served.runtime.synchronize()
-    served.runtime.send(begun)
-
-    assert served.reason() == "the runtime did not finish a message in 0.2 s"
-    served.close()
-
-
-def test_slow_message_times_out() -> None:
-    """Further bytes of the same message, in one frame or many, do not extend the deadline."""
-    served = Served(PATIENT._replace(message=SOON))
-    served.runtime.register()
-    served.runtime.send(struct.pack(">IIIIBB", 1, 10, 4 * 2**20, 1, 1, 0))
-    with suppress(Gone):
-        while True:
-            served.runtime.send(struct.pack(">II", 1, 1) + b"x")
-
-    assert served.reason() == "the runtime did not finish a message in 0.2 s"
-    served.close()
-
-
-def test_unread_answers_time_out() -> None:
-    """The connection ends if the runtime does not read the answers."""
-    served = Served(PATIENT._replace(write=SOON))
-    with suppress(Gone):
-        for stream in range(1, 2**31, 2):
-            served.runtime.send(request(stream, "x" * 1000, b""))
-
-    assert served.reason() == "the runtime did not read in 0.2 s"
+    assert served.reason() == f"the runtime did not {reason} in 0.2 s"
     served.close()
 
 

@@ -20,7 +20,7 @@ from pinning.planning.task_parts import Tally
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
 from tests.agent.reconcile.mixed.fake_tasks import FakeTasks
-from tests.agent.reconcile.scenes import PLAIN, TWO, container
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, planned_creation
 from tests.pinning.world import Wish
 
 MIXED = replace(TWO, shared="true")  # exclusive core 1,5 plus the shared set
@@ -157,9 +157,7 @@ def test_container_without_affinity_at_start_is_widened_once_it_runs(node: FakeN
     """If NRI cannot set an affinity (CRI-O before 1.36), the container starts on its exclusive CPUs and is widened later."""
     node.container_watch = watch = FakeWatch(node, puts_home=False)
     node.new_agent()
-    node.add("a", MIXED)
-    node.run()
-    number = watch.create("a")
+    number = planned_creation(node, watch, "a", MIXED)
     node.cpusets[node.cgroup(number)] = CPUSet.parse("1,5")
     node.run()
     assert node.cpus(number) == "1,5"
