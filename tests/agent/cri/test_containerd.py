@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from pinning.planning.quota import Bandwidth
 from tests.environments.node.cgroup_trees import opened
-from tests.environments.node.containerd import CGROUP_ROOT, Containerd
+from tests.environments.node.containerd import CGROUP_ROOT, FOREVER, Containerd
 from tests.environments.node.containerd_fixture import CRIO, EVERY_RUNTIME
 from tests.environments.waiting import background
 
@@ -85,6 +86,12 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def running(containerd: Containerd, command: Sequence[str] = FOREVER) -> RuntimeContainer:
+    """Run a container in a pod of its own; return it as the client lists it."""
+    containerd.run_pod("web", "uid-1").run("one", command)
+    return containers(containerd)["one"]
 
 
 def tasks(container: RuntimeContainer) -> list[int]:
@@ -171,9 +178,7 @@ def test_updated_created_container_starts_on_its_cpus(containerd: Containerd) ->
 
 def test_update_moves_every_process(containerd: Containerd) -> None:
     """After an update over CRI the cgroup and all processes have the new CPUs."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one", FORKING)
-    container = containers(containerd)["one"]
+    container = running(containerd, FORKING)
     wait_until(lambda: commands(container) == ["sh", "sleep"])
 
     update(containerd, container.id, ONE)
@@ -184,9 +189,7 @@ def test_update_moves_every_process(containerd: Containerd) -> None:
 
 def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
     """A write of the container's cgroup moves its process and is read back."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one")
-    container, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = running(containerd), opened()
 
     for cpus in (ONE, ALL - ONE, ALL):
         cgroups.cpusets.write(cgroup_of(container), cpus)
@@ -197,9 +200,7 @@ def test_written_cgroup_is_read_back(containerd: Containerd) -> None:
 
 def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
     """A child cgroup inside the container does not block a change, and gets the new CPUs."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one")
-    container, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = running(containerd), opened()
     child = find_hierarchy(CGROUP_ROOT).folder(cgroup_of(container)) / "child"
     child.mkdir()
     try:
@@ -213,9 +214,7 @@ def test_child_cgroup_of_a_container_follows(containerd: Containerd) -> None:
 
 def test_cpus_missing_in_parent_cgroups_are_added_first(containerd: Containerd) -> None:
     """A CPU that the parent cgroups lack is added to them first, from the top."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one")
-    container, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = running(containerd), opened()
     above = [str(path) for path in list(Path(cgroup_of(container)).parents)[:-1]]
     cgroups.cpusets.write(above[-1], ONE)
     assert cgroups.cpusets.read(cgroup_of(container)) == ONE
@@ -245,9 +244,7 @@ def test_stray_tasks_finds_every_process(containerd: Containerd) -> None:
 
 def test_foreign_update_is_reported(containerd: Containerd) -> None:
     """An update by another CRI client is reported, and the agent's own write is not."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one")
-    container, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = running(containerd), opened()
     cgroup = cgroup_of(container)
     linux = api_pb2.LinuxContainerResources(cpuset_cpus=str(ALL - ONE))
     request = api_pb2.UpdateContainerResourcesRequest(container_id=container.id, linux=linux)
@@ -270,9 +267,7 @@ def test_foreign_update_is_reported(containerd: Containerd) -> None:
 
 def test_quota_of_a_container(containerd: Containerd) -> None:
     """The quota and the count of throttled periods are read, and the quota can be unset and restored."""
-    pod = containerd.run_pod("web", "uid-1")
-    pod.run("one")
-    container, cgroups = containers(containerd)["one"], opened()
+    container, cgroups = running(containerd), opened()
     cgroup = cgroup_of(container)
     original = cgroups.quotas.quota(cgroup)
     assert original == Bandwidth(50000, 100000)

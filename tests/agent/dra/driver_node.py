@@ -115,6 +115,11 @@ class Node:
         assert set(answer.claims) == {it.uid for it in claims}
         return {it.name: answer.claims[it.uid] for it in claims}
 
+    async def add_prepared(self, name: str, *counts: int) -> None:
+        """Allocate a claim and prepare it."""
+        self.add(name, *counts)
+        await self.prepare(name)
+
     async def unprepare(self, name: str) -> str:
         """Call Unprepare for a claim; return the error."""
         request = dra.NodeUnprepareResourcesRequest(

@@ -170,8 +170,7 @@ async def test_prepare_follows_the_present_allocation(tmp_path: Path) -> None:
 async def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
     """The answer has the share id of the present allocation, with which the kubelet compares it."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         node.api.claims["x"] = document(result("1", request="r0", shareID="s-2"), uid=UID)
         (device,) = (await node.prepare("x"))["x"].devices
         assert device.share_id == "s-2"
@@ -193,8 +192,7 @@ async def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
 ) -> None:
     """A claim that is reallocated without CPUs of this node is prepared without devices, not with its earlier CPUs."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         change(node)
         answer = (await node.prepare("x"))["x"]
         assert (len(answer.devices), answer.error) == (0, "")
@@ -213,8 +211,7 @@ async def test_prepare_is_refused_while_the_allocation_is_not_known(
 ) -> None:
     """If the present allocation cannot be read, Prepare is refused, because the ledger's CPUs may be outdated."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         node.api.problem = problem
         node.driver.book._wait_seconds = seconds
         answer = (await node.prepare("x"))["x"]
@@ -233,16 +230,14 @@ class AnewDuringRead:
         """Prepare the new allocation, and return None."""
         self.reads += 1
         if self.reads == 1:
-            self._node.add("x", 1, 1)
-            await self._node.prepare("x")
+            await self._node.add_prepared("x", 1, 1)
         return None
 
 
 async def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path: Path) -> None:
     """A stale read of a claim that was prepared in the meantime does not release its CPUs."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         looking = AnewDuringRead(node)
         node.driver._reader = looking  # type: ignore[assignment]
         await node.driver._look(node.ledger.claims[UID].claim)
@@ -253,8 +248,7 @@ async def test_claim_prepared_anew_during_the_look_at_leftovers_is_kept(tmp_path
 async def test_prepare_waits_for_the_pods_of_the_allocation_before(tmp_path: Path) -> None:
     """While passes keep the CPUs for pods of the earlier allocation, Prepare is refused with their reason."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         node.add("x", 1, 1)
         node.driver.book._wait_seconds = 0.2
         node.run_pass = lambda: node.driver.passed(node.ledger, {UID: "its pods run"}, observes=False)  # type: ignore[method-assign]

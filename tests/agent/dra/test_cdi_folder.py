@@ -76,8 +76,7 @@ async def test_folder_that_takes_no_file_is_the_reason_of_a_refusal(
 async def test_claim_is_given_back_only_with_its_file(tmp_path: Path, small: Path) -> None:
     """Unprepare fails while the CDI file cannot be deleted, because the file would name the next owner's CPUs."""
     async with driver_at(tmp_path) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         make_read_only(small)
         assert "its CDI file cannot be deleted" in await node.unprepare("x")
         make_writable_again(small)
@@ -123,8 +122,7 @@ async def test_file_of_a_prepared_claim_is_written_again(
 ) -> None:
     """A lost or changed file of a prepared claim is restored, because a restarted container gets no new Prepare."""
     async with driver_at(tmp_path, files_seconds=0.001) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         path = node.cdi / NAME
         content = path.read_bytes()
         if kind == "changed":
@@ -147,8 +145,7 @@ async def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
 ) -> None:
     """While containers use an unprepared claim its file is restored; a pass that releases the claim deletes it."""
     async with driver_at(tmp_path, files_seconds=0.001, leftover_seconds=60.0) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         node.in_use.add(uid_of("x"))
         assert await node.unprepare("x") == ""
         path = node.cdi / NAME
@@ -167,8 +164,7 @@ async def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
 async def test_files_of_an_earlier_agent_stay_until_the_first_pass(tmp_path: Path) -> None:
     """Files of an earlier agent are kept until the first pass, because they may replace a lost checkpoint."""
     async with driver_at(tmp_path) as node:
-        node.add("x", 1)
-        await node.prepare("x")
+        await node.add_prepared("x", 1)
         node.driver.book.grants = None
         looks = 0
 

@@ -97,6 +97,11 @@ class Raw:
     async def __aexit__(self, *_: object) -> None:
         self.writer.close()
 
+    def request(self, stream: int) -> None:
+        """Add a whole request to the pending bytes."""
+        self.h2.send_headers(stream, HEADERS)
+        self.h2.send_data(stream, message(b""), end_stream=True)
+
     async def send(self) -> None:
         """Send the pending bytes of h2."""
         self.writer.write(self.h2.data_to_send())
@@ -147,8 +152,7 @@ async def test_requests_are_answered_concurrently(tmp_path: Path) -> None:
         async with Raw(path) as raw:
             for number in range(100):
                 stream = 2 * number + 1
-                raw.h2.send_headers(stream, HEADERS)
-                raw.h2.send_data(stream, message(b""), end_stream=True)
+                raw.request(stream)
             await raw.send()
             while service.asked < 100:
                 await asyncio.sleep(0)
@@ -197,8 +201,7 @@ async def test_reset_or_disconnected_request_is_cancelled(tmp_path: Path) -> Non
         service.free.clear()
         async with Raw(path) as raw:
             for stream in (1, 3):
-                raw.h2.send_headers(stream, HEADERS)
-                raw.h2.send_data(stream, message(b""), end_stream=True)
+                raw.request(stream)
             await raw.send()
             while service.asked < 2:
                 await asyncio.sleep(0)
@@ -219,14 +222,12 @@ async def test_requests_reset_in_the_same_read_are_not_started(
         warnings.simplefilter("always")
         async with serving(tmp_path) as (path, service), Raw(path) as raw:
             for stream in range(1, 200, 2):
-                raw.h2.send_headers(stream, HEADERS)
-                raw.h2.send_data(stream, message(b""), end_stream=True)
+                raw.request(stream)
                 raw.h2.reset_stream(stream)
             raw.h2.send_headers(201, HEADERS)
             raw.h2.send_data(201, message(b"more bytes than the server takes"))
             raw.h2.reset_stream(201)
-            raw.h2.send_headers(203, HEADERS)
-            raw.h2.send_data(203, message(b""), end_stream=True)
+            raw.request(203)
             await raw.send()
             await raw.until(StreamEnded)
         assert service.asked == 1
@@ -242,8 +243,7 @@ async def test_request_above_the_time_limit_ends_with_a_status(
     async with serving(tmp_path) as (path, service):
         service.free.clear()
         async with Raw(path) as raw:
-            raw.h2.send_headers(1, HEADERS)
-            raw.h2.send_data(1, message(b""), end_stream=True)
+            raw.request(1)
             await raw.send()
             await raw.until(StreamEnded)
             assert raw.status()["grpc-status"] == "4"
@@ -275,8 +275,7 @@ async def test_invalid_request_is_refused_and_the_next_one_served(
         assert raw.status()["grpc-status"] == code
         assert text in raw.status()["grpc-message"]
         assert service.asked == 0
-        raw.h2.send_headers(3, HEADERS)
-        raw.h2.send_data(3, message(b""), end_stream=True)
+        raw.request(3)
         await raw.send()
         await raw.until(ResponseReceived, 2)
         assert service.asked == 1

@@ -62,6 +62,12 @@ class Scene:
         """Run a pass with these pods, and containers of those in `live`."""
         self.keeper.follow(observed(*pods, live=live), names or dict.fromkeys(live, ("ns", "a")))
 
+    async def asked(self, pod: SeenPod, *devices: Device, calls: int = 1, **more: Any) -> None:
+        """Run a pass with a pod of which the kubelet lists these devices, and wait for calls."""
+        self.lists(*devices)
+        self.see(pod, **more)
+        await self.calls(calls)
+
     async def calls(self, number: int) -> None:
         """Wait for this number of calls."""
         while len(self.kubelet.at) < number:

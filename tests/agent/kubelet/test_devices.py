@@ -119,9 +119,7 @@ async def test_interrupts_of_devices_need_the_kubelets_answer(irq: str, is_asked
 async def test_answer_without_devices_counts_after_the_sandbox_started() -> None:
     """A pod may be listed before its devices, so an empty answer counts only after the sandbox started."""
     async with stage() as scene:
-        scene.lists()
-        scene.see(seen("u"))
-        await scene.calls(2)
+        await scene.asked(seen("u"), calls=2)
         assert scene.known == {}
         scene.keeper.sandbox_started("u")
         await scene.calls(len(scene.kubelet.at) + 1)
@@ -148,9 +146,7 @@ async def test_answer_requested_before_the_sandbox_does_not_count() -> None:
 async def test_answer_without_the_pod_changes_nothing() -> None:
     """A restarted kubelet lists no pods at first: known devices are kept, and calls continue."""
     async with stage() as scene:
-        scene.lists(NEAR)
-        scene.see(seen("u"), live=["u"])
-        await scene.calls(1)
+        await scene.asked(seen("u"), NEAR, live=["u"])
         scene.kubelet.pods = {}
         both = {"u": ("ns", "a"), "v": ("ns", "b")}
         scene.see(seen("u"), seen("v", "b"), live=["u", "v"], names=both)
@@ -191,9 +187,7 @@ async def test_duplicate_entries_of_a_pod_do_not_count() -> None:
 async def test_devices_are_kept_until_the_pod_is_deleted() -> None:
     """Devices of a pod without live containers are kept until the API deletes the pod."""
     async with stage() as scene:
-        scene.lists(NEAR)
-        scene.see(seen("u"), live=["u"])
-        await scene.calls(1)
+        await scene.asked(seen("u"), NEAR, live=["u"])
         scene.see(seen("u"))
         assert scene.known == {Owner("u", "c"): (NEAR,)}
         scene.see()

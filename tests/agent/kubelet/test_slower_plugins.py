@@ -53,9 +53,7 @@ BOTH = pod({GPU: 1, NIC: 1})
 async def test_first_plugins_devices_count_and_more_may_follow() -> None:
     """The container is placed beside the first plugin's device, and the kubelet is asked until it lists the second."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH)
-        await scene.calls(2)
+        await scene.asked(BOTH, FIRST, calls=2)
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: MORE_MAY_FOLLOW})
         assert scene.passes == 1
         scene.lists(SECOND, FIRST)
@@ -71,9 +69,7 @@ async def test_first_plugins_devices_count_and_more_may_follow() -> None:
 async def test_answer_after_the_sandbox_is_final() -> None:
     """The answer after the sandbox started is final, though a resource without a device plugin is missing in it."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH)
-        await scene.calls(1)
+        await scene.asked(BOTH, FIRST)
         assert scene.keeper.unknown() == {OWNER: MORE_MAY_FOLLOW}
         scene.keeper.sandbox_started("u")
         await scene.calls(len(scene.kubelet.at) + 1)
@@ -171,18 +167,14 @@ async def test_containers_of_one_plugin_each_are_known_together() -> None:
 async def test_all_devices_of_one_resource_come_at_once(amounts: dict[str, Any]) -> None:
     """The first answer with devices of a single resource is final."""
     async with stage() as scene:
-        scene.lists(FIRST, FIRST)
-        scene.see(pod(amounts))
-        await scene.calls(1)
+        await scene.asked(pod(amounts), FIRST, FIRST)
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST, FIRST)}, {})
 
 
 async def test_later_answer_without_a_device_forgets_none() -> None:
     """Devices of an earlier answer are kept if a later one lacks them, because a pod never loses devices."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH)
-        await scene.calls(1)
+        await scene.asked(BOTH, FIRST)
         scene.lists()
         await scene.calls(len(scene.kubelet.at) + 1)
         assert scene.known == {OWNER: (FIRST,)}
@@ -195,18 +187,14 @@ async def test_later_answer_without_a_device_forgets_none() -> None:
 async def test_first_devices_of_another_pod_of_the_name_do_not_count() -> None:
     """Partial devices do not count while two pods have the same name, because they may be the other pod's."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH, names={"old": ("ns", "a")})
-        await scene.calls(2)
+        await scene.asked(BOTH, FIRST, calls=2, names={"old": ("ns", "a")})
         assert scene.known == {}
 
 
 async def test_too_many_devices_later_are_not_all_known() -> None:
     """If a later answer has too many devices, the first device is kept and the container has the reason."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH)
-        await scene.calls(1)
+        await scene.asked(BOTH, FIRST)
         scene.kubelet.pods[("ns", "a")] = [{"c": None}]
         await scene.calls(len(scene.kubelet.at) + 1)
         assert (scene.known, scene.keeper.unknown()) == ({OWNER: (FIRST,)}, {OWNER: TOO_MANY})
@@ -215,9 +203,7 @@ async def test_too_many_devices_later_are_not_all_known() -> None:
 async def test_deleted_pods_are_forgotten() -> None:
     """A pod that is deleted before its sandbox starts causes no more calls."""
     async with stage() as scene:
-        scene.lists(FIRST)
-        scene.see(BOTH)
-        await scene.calls(1)
+        await scene.asked(BOTH, FIRST)
         scene.see()
         assert (scene.known, scene.keeper.unknown()) == ({}, {})
         calls = len(scene.kubelet.at)

@@ -101,8 +101,7 @@ async def test_removed_pod_leaves_no_process_or_cgroup(world: World) -> None:
     world.put(app(command="sleep 1000 & exec sleep 1000"), app("other"))
     async with agent_of(world):
         found = await world.until(running("app", "other"))
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
         assert not any(is_alive(container.pid) for container in found.values())
         assert world.cgroups.found() == []
         with pytest.raises(Gone):
@@ -119,8 +118,7 @@ async def test_process_in_a_child_cgroup_is_killed(world: World) -> None:
         if world.kind == "cgroup":
             move_below(world.cgroup("app"), next(pid for pid in pids if pid != found["app"].pid))
         assert world.cgroups.pids(world.cgroup("app")) == pids
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
         assert not any(is_alive(pid) for pid in pids)
         assert world.cgroups.found() == []
 
@@ -163,8 +161,7 @@ async def test_process_that_ignores_sigterm_is_killed(world: World) -> None:
         await world.until(running("app"))
         # From now on the process ignores SIGTERM.
         await world.until_seen(lambda: world.log("app") == "ready\n")
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
         assert world.log("app") == "ready\nasked\n"
 
 
@@ -210,8 +207,7 @@ async def test_restarted_agent_takes_over_containers(world: World) -> None:
         assert (second.id, second.pid, second.cgroup) == (first.id, first.pid, first.cgroup)
         assert world.log("i") == "once\n"
         assert world.cpusets.read(str(second.cgroup)) == LAST
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
         reap()
         assert not is_alive(first.pid)
 
@@ -308,8 +304,7 @@ async def test_pod_of_kata_is_a_sandbox(world: World) -> None:
         assert (container.in_vm, container.sandbox, container.cgroup) == (True, sandbox.id, None)
         assert (sandbox.pod_uid, sandbox.handler, sandbox.cgroup) == (UID, "kata-qemu", f"{world.root}/{UID}")
         assert world.cpusets.read(world.cgroup("app")) == LAST
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
         assert world.runtime.sandboxes() == ()
 
 
@@ -326,8 +321,7 @@ async def test_sandbox_has_a_quota_if_a_container_has_a_cpu_limit(
         await world.until(running("app", "beside"))
         (sandbox,) = world.runtime.sandboxes()
         assert sandbox.has_quota is has_quota
-        world.remove()
-        await world.until(lambda found: not found)
+        await world.emptied()
 
 
 def test_two_agents_have_different_cgroup_roots(tmp_path: Path) -> None:

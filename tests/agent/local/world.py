@@ -102,6 +102,11 @@ class World:
         async with background(nudge()):
             await self.until(lambda _: is_so())
 
+    async def emptied(self) -> None:
+        """Remove the pod, and wait until none of its containers is left."""
+        self.remove()
+        await self.until(lambda found: not found)
+
     async def stop(self) -> None:
         """Stop the agent."""
         for task in self.watching:

@@ -1,8 +1,12 @@
-"""Rounds of the keeper with its parts: interrupts, irqbalance and their files."""
+"""Rounds of the keeper with its parts: interrupts, irqbalance and their files, also after a kill at any moment."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
+from random import randrange
 from typing import cast
 
 import pytest
@@ -19,6 +23,7 @@ from agent.reconcile.restorable import Restorable
 from pinning.contract import QuietWord
 from pinning.machine.interrupts import Quiet
 from tests.agent.quiet.fakes import FakeInterrupts, FakeIrqbalance, cpus, kept_of
+from tests.agent.quiet.killed_agents import KILLS
 
 
 class Whole:
@@ -294,3 +299,14 @@ def test_change_during_a_round_is_retried(whole: Whole, monkeypatch: pytest.Monk
     monkeypatch.setattr(whole.kernel, "online", lambda: next(online))
     assert whole.keeper.round(cpus("4-5"), cpus("4-5")) is None
     assert whole.round("4-5") == QuietResult(cpus("4-5"))
+
+
+def test_killed_agents_leave_quiet_cpus_and_originals(tmp_path: Path) -> None:
+    """After kills the next agent keeps CPUs quiet, and a reset restores every original."""
+    seed = randrange(10**6)  # noqa: S311 - other moments in each run
+    command = [sys.executable, "-m", "tests.agent.quiet.killed_agents", str(tmp_path), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"killed in the middle of a round: ([0-9]+)", done.stdout)
+    assert found, f"seed {seed}:\n{done.stdout}"
+    assert 0 < int(found[1]) <= KILLS

@@ -47,6 +47,12 @@ def planned_creation(node: FakeNode, watch: FakeWatch, uid: str, wish: Wish) -> 
     return watch.create(uid)
 
 
+def run_later(node: FakeNode, seconds: float) -> NodeState:
+    """Run a pass some seconds later."""
+    node.time.now += seconds
+    return node.run()
+
+
 def in_machine(node: FakeNode, uid: str, *wishes: Wish, **facts: Any) -> KataMachine:
     """Run a pod in a Kata machine with these facts, and its first container; return the machine."""
     node.add(uid, *wishes)

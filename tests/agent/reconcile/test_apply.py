@@ -12,7 +12,7 @@ from agent.reconcile.foreign_writes import CONTINUES_SECONDS
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start, run_later
 from tests.environments.waiting import settle
 from tests.pinning.world import Wish
 
@@ -197,8 +197,7 @@ def test_failed_write_is_retried_after_its_backoff(node: FakeNode) -> None:
 
     node.run()
     assert node.cpus(number) == "0-7"
-    node.time.now += 11
-    node.run()
+    run_later(node, 11)
     assert node.cpus(number) == "1,5"
 
 

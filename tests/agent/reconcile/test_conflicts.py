@@ -16,7 +16,7 @@ from agent.reconcile.foreign_writes import CONTINUES_SECONDS, WINDOW_SECONDS, Ch
 from pinning.machine.cpuset import EMPTY, CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import TWO, container, pinned_pair
+from tests.agent.reconcile.scenes import TWO, container, pinned_pair, run_later
 from tests.pinning.world import Wish
 
 if TYPE_CHECKING:
@@ -171,8 +171,7 @@ def test_third_foreign_write_is_a_conflict_until_ten_quiet_minutes(node: FakeNod
     assert [conflict.container for conflict in state.conflicts] == ["test/pod-b/c0"]
     assert container(state, "a").intruders == ("test/pod-b/c0",)
 
-    node.time.now += 540
-    state = node.run()
+    state = run_later(node, 540)
     assert state.conflicts == ()
     assert node.cpus(other) == "0,2-4,6-7"
 
@@ -205,8 +204,7 @@ def test_writes_during_a_conflict_extend_it(node: FakeNode) -> None:
     node.agent.reconciler.between_passes.foreign_write(node.cgroup(other))
     assert not node.agent.trigger.is_set
 
-    node.time.now += 200
-    node.run()
+    run_later(node, 200)
     assert node.cpus(other) == "0-7"
 
 

@@ -22,7 +22,7 @@ from pinning.planning.node_config import NodeConfig
 from tests.agent.fake_machine_watch import FakeMachineWatch
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import FOUR
+from tests.agent.reconcile.scenes import FOUR, run_later
 from tests.agent.reconcile.serving import PATIENCE_SECONDS, Reports, serving
 from tests.agent.vm.fake_vms import machine
 from tests.pinning.world import Wish
@@ -254,8 +254,7 @@ def test_with_a_checkpoint_the_agent_works_while_the_api_is_away(node: FakeNode)
     late = node.start("late")
     assert node.runner.run(node.agent.reconciler.run_pass()) is None
 
-    node.time.now += PODS_SECONDS
-    node.run()
+    run_later(node, PODS_SECONDS)
     assert (node.cpus(owner), node.cpus(late)) == ("1,5", "0,2-4,6-7")
 
 

@@ -15,7 +15,7 @@ from agent.reconcile.restorable import Restorable, RestorableValue
 from pinning.planning.node_config import NodeConfig, Quota
 from pinning.planning.quota import Bandwidth
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO
+from tests.agent.reconcile.scenes import PLAIN, TWO, run_later
 from tests.pinning.budgets import EXCLUSIVE, budgeted
 from tests.pinning.world import Wish
 
@@ -41,8 +41,7 @@ def test_quota_is_unset_for_exclusive_containers(node: FakeNode, quota: Quota | 
     assert node.cgroups.quotas.keys() == {"/kubepods/m", cgroups[2]}
 
     node.cgroups.quotas["/kubepods/a"] = Bandwidth(300000, 100000)
-    node.time.now += 1.0
-    node.run()
+    run_later(node, 1.0)
     assert "/kubepods/a" not in node.cgroups.quotas
 
 
@@ -134,8 +133,7 @@ def test_unusable_quota_file_is_kept(node: FakeNode, damage: slice | None) -> No
     file.write_text(bad)
     node.new_agent()
     node.cgroups.quotas[cgroups[0]] = before[cgroups[0]]
-    node.time.now += 1.0
-    node.run()
+    run_later(node, 1.0)
     assert cgroups[0] in node.cgroups.quotas
     with pytest.raises(AgentError, match="quota"):
         node.runner.run(node.agent.reset())
@@ -152,8 +150,7 @@ def test_cgroups_that_end_are_forgotten(node: FakeNode) -> None:
     node.run()
     node.cgroups.quota_errors = {cgroups[0]: Gone(cgroups[0]), "/kubepods/a": Gone("/kubepods/a")}
     node.remove(cgroups[0].rpartition("/")[2])
-    node.time.now += 1.0
-    node.run()
+    run_later(node, 1.0)
     assert cgroups[1] not in node.cgroups.quotas
     assert cgroups[0] not in (node.folder / QUOTAS).read_text()
 
@@ -197,8 +194,7 @@ def test_a_container_in_the_pool_of_its_pod_keeps_its_quota(node: FakeNode, word
         {"slice": 1, "pooled": 2},
         annotations={**EXCLUSIVE, "cpu-manager.corepin.io/container.pooled": "exclusive"},
     )
-    node.time.now += 1.0
-    node.run()
+    run_later(node, 1.0)
     assert not node.cgroups.quotas
 
 
@@ -231,8 +227,7 @@ def test_helpers_leave_a_quota_that_its_pod_keeps(node: FakeNode) -> None:
         node.add(uid, replace(TWO, shared="true", quota=word))
         node.cgroups.quotas[node.cgroup(node.start(uid))] = LIMIT_2
     node.run()
-    node.time.now += 1.0
-    node.run()
+    run_later(node, 1.0)
     assert [cgroup.split("/")[2] for cgroup in node.cgroups.quotas] == ["kept"]
 
 

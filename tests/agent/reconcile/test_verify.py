@@ -15,7 +15,7 @@ from agent.reconcile.verify import TURN_SECONDS, Sweep, prove_tasks
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.node_config import NodeConfig
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, pinned_pair, planned_start, run_later
 
 
 def test_stray_tasks_are_in_the_state(node: FakeNode) -> None:
@@ -199,8 +199,7 @@ def test_first_process_is_not_widened_before_its_cpus_are_proven(node: FakeNode)
     assert node.cgroups.widened == []
 
     node.cgroups.errors.clear()
-    node.time.now += 60
-    node.run()
+    run_later(node, 60)
     sweep(node)
     assert node.cgroups.widened == [(node.cgroup(number), 1)]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.errors import Refused
-from agent.node_state import QUIET_PENDING, KeptInterrupts, NodeState, QuietPart, QuietResult
+from agent.node_state import QUIET_PENDING, KeptInterrupts, NodeState, PodState, QuietPart, QuietResult
 from agent.process import Agent
 from agent.published_parts import MOST_REASON
 from agent.quiet.level import LevelPublisher
@@ -43,6 +43,18 @@ from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
 from tests.environments.waiting import background
 from tests.pods import container
 
+CRIO_WORDS = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
+ANNOTATED = replace(
+    state_of(bound("web", container("main", 1), annotations=CRIO_WORDS)), runtime="containerd 2.4.2"
+)
+FEWER = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
+
+
+def with_main(state: NodeState, **facts: Any) -> PodState:
+    """Return the state's pod with these facts of its container."""
+    (pod,) = state.pods
+    return replace(pod, containers=(replace(pod.containers[0], **facts),))
+
 
 async def test_changed_quiet_cpus_start_a_round() -> None:
     """A change of the quiet CPUs starts a round in its own thread; until its result the state is pending."""
@@ -67,17 +79,12 @@ def test_crios_annotation_counts_where_the_runtime_is_known_and_another(
     runtime: str, found: str | None
 ) -> None:
     """CRI-O's annotation counts only under a known runtime other than CRI-O, whose own hooks move interrupts."""
-    irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
-    state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime=runtime)
-    assert quiet_of(Scene().quieting.add(state)) == found
+    assert quiet_of(Scene().quieting.add(replace(ANNOTATED, runtime=runtime))) == found
 
 
 def test_crios_annotation_is_about_interrupts_alone() -> None:
     """CRI-O's annotation keeps only interrupts off the CPUs; `noise-policy: quiet` also workqueues and idle states."""
-    irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
-    state = replace(state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2")
-
-    for shown, fully in ((state, ""), (STATE, str(QUIET))):
+    for shown, fully in ((ANNOTATED, ""), (STATE, str(QUIET))):
         scene = Scene()
         scene.quieting.add(shown)
         asyncio.run(one_round(scene))
@@ -86,19 +93,14 @@ def test_crios_annotation_is_about_interrupts_alone() -> None:
 
 async def test_reason_of_a_part_concerns_the_containers_that_ask_for_it() -> None:
     """With CRI-O's annotation only interrupts must be kept off; with `noise-policy: quiet` the other parts too."""
-    irq = {**ISOLATE, "irq-load-balancing.crio.io": "disable"}
-    annotated = replace(
-        state_of(bound("web", container("main", 1), annotations=irq)), runtime="containerd 2.4.2"
-    )
     failed = (QuietPart(QuietWord.WORKQUEUES, "no masks"),)
     async with rounds() as scene:
         scene.keeper.answers = [QuietResult(QUIET, parts=failed, fully=EMPTY)]
-        assert quiet_of(await scene.see(annotated)) == ""
+        assert quiet_of(await scene.see(ANNOTATED)) == ""
         scene.keeper.answers = [QuietResult(QUIET, parts=(QuietPart(QuietWord.WORKQUEUES),), fully=EMPTY)]
         assert quiet_of(await scene.see(STATE)) == QUIET_PENDING
         scene.keeper.answers = [QuietResult(QUIET, parts=failed)]
-        fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
-        assert quiet_of(await scene.see(fewer)) == "workqueues: no masks"
+        assert quiet_of(await scene.see(FEWER)) == "workqueues: no masks"
 
 
 async def test_without_quiet_cpus_there_is_no_round() -> None:
@@ -113,8 +115,7 @@ async def test_cpu_hotplug_starts_a_round() -> None:
     async with rounds() as scene:
         await scene.see(STATE)
         scene.keeper.answers = [QuietResult(QUIET, "again")]
-        fewer = replace(STATE, topology=replace(STATE.topology, online=cpus("0-3,5-7")))
-        assert quiet_of(await scene.see(fewer)) == "again"
+        assert quiet_of(await scene.see(FEWER)) == "again"
     assert scene.keeper.asked == ["1,5", "1,5"]
 
 
@@ -156,10 +157,9 @@ def test_without_the_component_rounds_and_restore_do_nothing() -> None:
 
 def test_pending_result_does_not_change_the_pod_status() -> None:
     """While the result is pending the status keeps its earlier text; after success it has no `notQuiet`."""
-    (pod,) = STATE.pods
 
     def told(quiet: str | None, before: str | None) -> str | None:
-        return pod_status(replace(pod, containers=(replace(pod.containers[0], quiet=quiet),)), before)
+        return pod_status(with_main(STATE, quiet=quiet), before)
 
     first = told(QUIET_PENDING, None)
     assert first
@@ -207,21 +207,16 @@ NO_SPACE = "interrupts that could not be moved: "
 )
 def test_reason_with_other_details_alone_is_not_written(before: str, after: str, is_written: bool) -> None:
     """A reason that differs only in details does not change the status, which would cost a PATCH for each pod."""
-    (pod,) = STATE.pods
 
     def told(quiet: str, last: str | None) -> str | None:
-        return pod_status(replace(pod, containers=(replace(pod.containers[0], quiet=quiet),)), last)
+        return pod_status(with_main(STATE, quiet=quiet), last)
 
     first = told(before, None)
     assert (told(after, first) != first) is is_written
     kept = KeptInterrupts(QUIET, frozenset(), (), "irqbalance may move 3 of them: its list has no room")
-    with_kept = replace(pod, containers=(replace(pod.containers[0], quiet="", kept=kept),))
-    first = pod_status(with_kept, None)
+    first = pod_status(with_main(STATE, quiet="", kept=kept), None)
     fewer = kept._replace(note="irqbalance may move 2 of them: its list has no room")
-    assert (
-        pod_status(replace(pod, containers=(replace(pod.containers[0], quiet="", kept=fewer),)), first)
-        == first
-    )
+    assert pod_status(with_main(STATE, quiet="", kept=fewer), first) == first
 
 
 IRQ = bound("web", container("main", 1), annotations={**WEB_WORDS, "irq-policy.corepin.io/pod": "eth1"})
@@ -240,9 +235,7 @@ async def test_kept_interrupts_reach_the_keeper_and_come_back_to_their_container
         status = pod_status(said.pods[0], None) or "{}"
         written = decode(PodStatus, status).containers["main"]
         assert (written.not_kept, written.kept, written.quiet) == (kept.note, (), False)
-        (pod,) = said.pods
-        pending = replace(pod, containers=(replace(pod.containers[0], quiet=QUIET_PENDING, kept=None),))
-        assert pod_status(pending, status) == status
+        assert pod_status(with_main(said, quiet=QUIET_PENDING, kept=None), status) == status
     assert scene.keeper.keeps[0] == frozenset({Keep(held.owner, held.cpus, ("eth1",))})
 
 
@@ -259,9 +252,7 @@ async def test_policies_of_containers_that_are_not_quiet_reach_no_keeper() -> No
 def test_quiet_cpus_are_in_the_agents_state() -> None:
     """The container has its result, and the node its CPUs, managed interrupts and conflicts."""
     result = QuietResult(QUIET, "", ("30 (nvme0q1)",), ("25 (eth0)",))
-    (pod,) = STATE.pods
-    quiet = replace(pod, containers=(replace(pod.containers[0], quiet=""),))
-    told = agent_state(replace(STATE, pods=(quiet,), quiet=result))
+    told = agent_state(replace(STATE, pods=(with_main(STATE, quiet=""),), quiet=result))
     assert told.pods[0].containers["main"].quiet
     assert told.quiet
     assert told.quiet == Quiet(cpus="1,5", managed=("30 (nvme0q1)",), conflicts=("25 (eth0)",))

@@ -13,7 +13,7 @@ from agent.reconcile.vms import POLL_SECONDS, SOON_SECONDS
 from pinning.machine.cpuset import CPUSet
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine, run_later
 
 LATER = 60.0
 
@@ -43,8 +43,7 @@ def test_cpus_of_an_unreadable_machine_are_not_granted(node: FakeNode) -> None:
     assert node.agent.reconciler.retry_seconds() is not None
 
     node.kata.hidden = frozenset()
-    node.time.now += LATER
-    state = node.run()
+    state = run_later(node, LATER)
     assert container(state, "a").is_pinned
     assert state.failures == ()
 
@@ -58,11 +57,9 @@ def test_wait_for_a_lost_machine_is_limited(node: FakeNode, has_quota: bool) -> 
     node.cpusets[node.cgroup(number)] = CPUSet.parse("0")
     assert node.run().failures == ()  # its VMM may not have started yet
     for _ in range(3):
-        node.time.now += LOST_SECONDS / 4
-        state = node.run()
+        state = run_later(node, LOST_SECONDS / 4)
         assert (node.cpus(number), state.failures) == ("0", ("test/pod-k",))
-    node.time.now += LOST_SECONDS
-    state = node.run()
+    state = run_later(node, LOST_SECONDS)
 
     assert container(state, "a").is_pinned
     assert state.failures == ("test/pod-k",)
@@ -122,8 +119,7 @@ def test_lost_machine_delays_no_request_after_its_waiting_time(node: FakeNode) -
     node.kata.lost = frozenset({"s-k"})
     node.deploy("b", TWO)
     node.run()
-    node.time.now += LOST_SECONDS
-    node.run()
+    run_later(node, LOST_SECONDS)
     node.deploy("a", TWO)
 
     assert container(node.run(), "a").is_pinned

@@ -19,7 +19,7 @@ from pinning.contract import VMThreadsPolicy
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import State
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine, machine_state
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, in_machine, machine_state, run_later
 from tests.pinning.world import Wish
 
 if TYPE_CHECKING:
@@ -249,8 +249,7 @@ def test_too_narrow_machine_cgroup_is_a_failure(node: FakeNode) -> None:
     node.runtime.lost = 0
     node.run()
     assert machine.shown()["vcpu1"] == "1"
-    node.time.now += LATER
-    state = node.run()
+    state = run_later(node, LATER)
     assert container(state, "a").is_pinned
     assert state.failures == ()
     assert machine.shown()["vcpu1"] == "5"

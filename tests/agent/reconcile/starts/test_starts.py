@@ -21,7 +21,7 @@ from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner, State
 from tests.agent.fake_watch import FakeWatch
 from tests.agent.fakes import FakeNode
-from tests.agent.reconcile.scenes import PLAIN, TWO, container, planned_creation, planned_start
+from tests.agent.reconcile.scenes import PLAIN, TWO, container, planned_creation, planned_start, run_later
 from tests.pinning.world import Wish, World, world
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ def test_cpus_that_could_not_be_left_stay_busy(node: FakeNode, watch: FakeWatch)
 
     node.cgroups.errors.clear()
     node.runtime.errors.clear()
-    node.time.now += 60
-    node.run()
+    run_later(node, 60)
     assert watch.create("a") in node.containers
 
 
