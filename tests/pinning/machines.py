@@ -56,7 +56,17 @@ WIDE = machine(18, 1, lambda core: (core // 6, core // 6, core // 6))  # 3 socke
 OCTETS = machine(24, 1, lambda core: (core // 8, core // 8, core // 8))  # 3 sockets = nodes of 8 CPUs
 SIX_CORES = machine(6, 2, lambda _: (0, 0, 0))  # pairs N,N+6
 TWELVE_CORES = machine(12, 2, lambda _: (0, 0, 0))
+HALVED = machine(40, 2, lambda core: (core // 20, core // 10, core // 20))  # 2 sockets x 2 nodes x 10 cores
+QUAD = machine(24, 4, lambda core: (core % 4, core % 4, core % 4))  # 4 sockets x 6 cores of 4 CPUs
+EIGHT_NODES = machine(16, 1, lambda core: (core // 2, core // 2, core // 2))
+FIVE_NODES = machine(40, 1, lambda core: (core // 8, core // 8, core // 8))
+TRIPLES = machine(12, 2, lambda core: (core // 3, core // 3, core // 3))  # 4 nodes of 3 cores
+FOUR_CACHES = machine(16, 1, lambda core: (0, 0, core // 4))
 NINE_NODES = machine(9, 1, lambda core: (core // 3, core, core))
 FOUR_WAY = machine_of_cores("0-3", "4-7", "8-11")
 HYBRID = machine_of_cores("0-1", "2-3", "4", "5", "6", "7")
 ONE_OFFLINE = FLAT.with_online(CPUSet.parse("0-4,6-7"))  # CPU 5, sibling of 1
+L2_PAIRS = assemble([CPUFacts(core, core, 0, 0, 0, l2=core % 2) for core in range(4)], CPUSet(range(4)))
+ADJACENT = assemble(  # CMK's test machine: two sockets of four cores, pairs 0-1 2-3 ...
+    [CPUFacts(cpu, cpu // 2, cpu // 8, 0) for cpu in range(16)], CPUSet(range(16))
+)
