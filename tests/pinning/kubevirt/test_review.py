@@ -26,7 +26,6 @@ from tests.pinning.vmi_specs import (
     SETTINGS,
     STAGED,
     dedicated,
-    fields,
     review,
     vmi,
     wrapped,
@@ -37,7 +36,7 @@ from webhook.rules.machine_parts import changes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pinning.kubevirt.types import VirtSpec, VMISpec
+    from pinning.kubevirt.types import VirtSpec
 
 WRONG = vmi(dedicated(threads=3))
 
@@ -122,48 +121,6 @@ def test_hook_sidecars(kind: Kind, annotations: dict[str, str], gate: bool, expe
 
 
 @table(
-    "spec, field, said",
-    {
-        "negative-count": (vmi({"cores": -1}), "cpu.cores", "cpu.cores is -1"),
-        "count-over-uint32": (vmi({"sockets": 2**32}), "cpu.sockets", "4294967296"),
-        "count-as-text": (vmi({"threads": "2"}), "cpu.threads", "threads is 2"),
-        "count-as-truth": (vmi({"maxSockets": True}), "cpu.maxSockets", "true"),
-        "count-of-6000-digits": (vmi({"cores": 16**6000}), "cpu.cores", "a number of 24001 bits"),
-        "product": (vmi({"cores": 65536, "sockets": 65536}), "cpu", "more than 4294967295 vCPUs"),
-        "pool": (
-            vmi(ioThreadsPolicy="supplementalPool", ioThreads={"supplementalPoolThreadCount": -1}),
-            "ioThreads.supplementalPoolThreadCount",
-            "is -1",
-        ),
-        "request": (vmi(requests={"cpu": "two"}), "resources.requests.cpu", "requests.cpu is 'two'"),
-        "limit-too-large": (vmi(limits={"cpu": "1e10"}), "resources.limits.cpu", "more CPUs than"),
-        "memory": (vmi(dedicated(), limits={"memory": "1GB"}), "resources.limits.memory", "'1GB'"),
-        "list": (vmi(requests={"memory": ["1Gi"]}), "resources.requests.memory", "['1Gi']"),
-        "guest": (vmi(dedicated(), memory={"guest": ""}), "memory.guest", "''"),
-        "long-text": (vmi(memory={"guest": "1Gi", "maxGuest": "x" * 99}), "memory.maxGuest", "xxx..."),
-        "page-absent": (vmi(memory={"hugepages": {}}), "memory.hugepages.pageSize", "is not set"),
-        "page-0": (
-            vmi(memory={"guest": "1Gi", "hugepages": {"pageSize": "0"}}),
-            "memory.hugepages.pageSize",
-            "is 0",
-        ),
-        "page-unreadable": (
-            vmi(dedicated(numa=PASSTHROUGH), memory={"hugepages": {"pageSize": "big"}}),
-            "memory.hugepages.pageSize",
-            "is big",
-        ),
-    },
-)
-def test_unreadable_number(spec: VirtSpec, field: str, said: str) -> None:
-    """A number that cannot be read is one cause, and no rule speaks of its consequences."""
-    causes, warnings = review(spec)
-    assert fields(causes) == [field]
-    assert said in causes[0].message
-    assert len(causes[0].message) < 150
-    assert warnings == ()
-
-
-@table(
     "spec",
     {
         "count": vmi({"cores": 2**32 - 1}),
@@ -190,54 +147,11 @@ def test_values_in_messages_are_short(value: object, text: str) -> None:
     assert shortened(value) == text
 
 
-def test_unreadable_number_hides_no_other_cause() -> None:
-    """An unreadable number hides no other cause."""
-    spec = vmi(dedicated(cores=-1, isolateEmulatorThread=True), requests={"cpu": "-1"}, ioThreadsPolicy="x")
-    assert fields(review(spec).causes) == ["cpu.cores", "resources.requests.cpu", "ioThreadsPolicy"]
-
-
-def test_half_a_topology_is_not_judged() -> None:
-    """Beside an unreadable count, the other counts and their maximum are not held against each other."""
-    spec = vmi(dedicated(sockets=8, maxSockets=4, cores=-1, threads=3), limits={"cpu": 6})
-    assert fields(review(spec).causes) == ["cpu.cores"]
-
-
 def test_refused_is_not_warned() -> None:
     """A refused object has no warnings."""
     odd = vmi(dedicated(cores=3))
     assert review(odd).warnings
     assert not review({**odd, "architecture": "x"}).warnings
-
-
-UNFINISHED = [
-    pytest.param(
-        vmi({"isolateEmulatorThread": True, "numa": PASSTHROUGH, "realtime": {}}), [], id="placement"
-    ),
-    pytest.param(vmi(dedicated(), memory={}), [], id="memory"),
-    pytest.param(vmi(ioThreadsPolicy="supplementalPool"), [], id="pool-count"),
-    pytest.param(vmi({"realtime": {"mask": "^3"}, "sockets": None}), [], id="no-warnings"),
-    pytest.param(vmi({"model": "Haswell"}), [], id="preferred-architecture"),
-    pytest.param(vmi({"realtime": {"mask": "x"}}), ["cpu.realtime.mask"], id="mask"),
-    pytest.param(vmi(ioThreadsPolicy="x"), ["ioThreadsPolicy"], id="io-threads-policy"),
-    pytest.param(vmi({"features": [{"policy": "x"}]}), ["cpu.features[0].policy"], id="feature-policy"),
-    pytest.param(vmi(limits={"memory": "-1"}), ["resources.limits.memory"], id="memory-limit"),
-    pytest.param(vmi({"cores": -1}), ["cpu.cores"], id="unreadable"),
-    pytest.param(
-        vmi({"realtime": {}}, memory={"guest": "1Gi", "maxGuest": "2Gi"}), ["memory.guest"], id="hotplug"
-    ),
-]
-
-
-@pytest.mark.parametrize("matcher", ["instancetype", "preference"])
-@pytest.mark.parametrize("kind", [Kind.VM, Kind.POOL])
-@pytest.mark.parametrize(("spec", "expected"), UNFINISHED)
-def test_instancetype_may_bring_what_is_missing(
-    kind: Kind, matcher: str, spec: VMISpec, expected: list[str]
-) -> None:
-    """For an object with an instancetype or a preference only the rules apply that neither can change."""
-    causes, warnings = review_vmi(kind, {}, wrapped(kind, spec, **{matcher: {"name": "u1"}}), SETTINGS)
-    assert [cause.field.partition(".domain.")[2] for cause in causes] == expected
-    assert warnings == ()
 
 
 def test_instancetype_counts_the_cpus() -> None:
