@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from certs.issue import CA
 from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, PUBLISHED, Secret, anchors_of, bundle, read
+from tests.tables import table
 
 OURS = CA.create()
 LEAF = OURS.issue_cert("a.svc")
@@ -39,23 +40,18 @@ def bare() -> bytes:
     return times.serial_number(1).sign(RSA, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-@pytest.mark.parametrize(
-    ("data", "problem"),
-    [
-        pytest.param(
-            {CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is not a certificate authority", id="leaf"
-        ),
-        pytest.param({CA_CERT: bare(), CA_KEY: b""}, "ca.key is missing", id="half"),
-        pytest.param({CA_CERT: bare(), CA_KEY: pem(RSA)}, "ca.key is not an ECDSA key", id="RSA"),
-        pytest.param(
+@table(
+    "data, problem",
+    {
+        "leaf": ({CA_CERT: LEAF.cert, CA_KEY: LEAF.key}, "ca.crt is not a certificate authority"),
+        "half": ({CA_CERT: bare(), CA_KEY: b""}, "ca.key is missing"),
+        "RSA": ({CA_CERT: bare(), CA_KEY: pem(RSA)}, "ca.key is not an ECDSA key"),
+        "encrypted": (
             {LEAF_CERT: LEAF.cert, LEAF_KEY: pem(RSA, b"secret")},
             "tls.key holds no plain private key in PEM",
-            id="encrypted",
         ),
-        pytest.param(
-            {LEAF_CERT: LEAF.cert, LEAF_KEY: OURS.key}, "tls.key does not belong to tls.crt", id="mixed"
-        ),
-    ],
+        "mixed": ({LEAF_CERT: LEAF.cert, LEAF_KEY: OURS.key}, "tls.key does not belong to tls.crt"),
+    },
 )
 def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
     """Each unusable part is reported with its key and the reason, and is not trusted as a CA."""

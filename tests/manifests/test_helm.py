@@ -21,6 +21,7 @@ from tests.environments.waiting import until_equal
 from tests.manifests.guide import blocks, section, shell
 from tests.manifests.rendered import AGENT, ROOT, SYSTEM, Object, objects, parsed, renamed, text_of
 from tests.manifests.rotated import bundles, issued, rotate
+from tests.tables import table
 
 pytestmark = pytest.mark.server  # uses helm and kubectl
 
@@ -78,19 +79,14 @@ def test_every_overlay_is_in_the_chart() -> None:
     assert there - {"cmk-namespace"} == OVERLAYS
 
 
-@pytest.mark.parametrize(
-    ("base", "other", "message"),
-    [
-        pytest.param({"spec": {"hostPID": True}}, {"spec": {"hostPID": False}}, "DaemonSet x spec hostPID", id="value"),
-        pytest.param({"args": ["a"]}, {"args": ["a", "b"]}, "DaemonSet x args: the overlays differ", id="list"),
-        pytest.param(
-            {"env": [{"name": "a"}, {"name": "b"}]},
-            {"env": [{"name": "b"}, {"name": "a"}, {"name": "c"}]},
-            "DaemonSet x env: the overlays have their items in another order",
-            id="order",
-        ),
-        pytest.param({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe", id="key"),
-    ],
+@table(
+    "base, other, message",
+    {
+        "value": ({"spec": {"hostPID": True}}, {"spec": {"hostPID": False}}, "DaemonSet x spec hostPID"),
+        "list": ({"args": ["a"]}, {"args": ["a", "b"]}, "DaemonSet x args: the overlays differ"),
+        "order": ({"env": [{"name": "a"}, {"name": "b"}]}, {"env": [{"name": "b"}, {"name": "a"}, {"name": "c"}]}, "DaemonSet x env: the overlays have their items in another order"),
+        "key": ({}, {"spec": {}}, "no value of the chart .* only these overlays have: observe"),
+    },
 )  # fmt: skip
 def test_an_unknown_difference_of_an_overlay_is_an_error(base: Object, other: Object, message: str) -> None:
     """A change in an overlay for which the chart has no value is an error."""
@@ -140,28 +136,28 @@ def test_lint_finds_nothing(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        pytest.param("webhook.replica=3", "at '/webhook': additional properties 'replica' not allowed", id="unknown"),
-        pytest.param("hardened=true", "additional properties 'hardened' not allowed", id="unknown at the top"),
-        pytest.param("webhook.replicas=two", "at '/webhook/replicas': got string, want integer", id="type"),
-        pytest.param("webhook.replicas=0", "at '/webhook/replicas': minimum: got 0, want 1", id="too few"),
-        pytest.param("monitoring.enabled=yes", "at '/monitoring/enabled': got string, want boolean", id="no boolean"),
-        pytest.param("failurePolicy=fail", "at '/failurePolicy': value must be one of 'Ignore', 'Fail'", id="word"),
-        pytest.param("certificates=own", "'corepin-certs', 'cert-manager', 'own-certificate'", id="certificates"),
-        pytest.param("image.repository=corepin:1", "at '/image/repository': 'corepin:1' does not match", id="tag"),
-        pytest.param("image.digest=abc", "at '/image/digest': 'abc' does not match", id="digest"),
-        pytest.param("agent.resources=null", "at '/agent': missing property 'resources'", id="taken away"),
-        pytest.param("agent.runtimeSocket=unix:///run/x", "at '/agent/runtimeSocket'", id="URL for a path"),
-        pytest.param("agent.taint=mine", "'', 'cmk', 'overcommit', 'cmk,overcommit'", id="taint"),
-        pytest.param("agent.tolerations[0].efect=x", "additional properties 'efect' not allowed", id="in a list"),
-        pytest.param("namespaces.agent=Agent", "at '/namespaces/agent': 'Agent' does not match", id="name"),
-        pytest.param("namespaces.agent=corepin-system", "give two names", id="one namespace for both"),
-        pytest.param("namespaces.agent=kube-system", 'namespaces.agent: "kube-system" is Kubernetes', id="its controllers"),
-        pytest.param("namespaces.system=default", 'namespaces.system: "default" is Kubernetes', id="everybody's"),
-        pytest.param("guard.enabled=true", "set agent.nri to true", id="a guard of nobody"),
-    ],
+@table(
+    "value, message",
+    {
+        "unknown": ("webhook.replica=3", "at '/webhook': additional properties 'replica' not allowed"),
+        "unknown at the top": ("hardened=true", "additional properties 'hardened' not allowed"),
+        "type": ("webhook.replicas=two", "at '/webhook/replicas': got string, want integer"),
+        "too few": ("webhook.replicas=0", "at '/webhook/replicas': minimum: got 0, want 1"),
+        "no boolean": ("monitoring.enabled=yes", "at '/monitoring/enabled': got string, want boolean"),
+        "word": ("failurePolicy=fail", "at '/failurePolicy': value must be one of 'Ignore', 'Fail'"),
+        "certificates": ("certificates=own", "'corepin-certs', 'cert-manager', 'own-certificate'"),
+        "tag": ("image.repository=corepin:1", "at '/image/repository': 'corepin:1' does not match"),
+        "digest": ("image.digest=abc", "at '/image/digest': 'abc' does not match"),
+        "taken away": ("agent.resources=null", "at '/agent': missing property 'resources'"),
+        "URL for a path": ("agent.runtimeSocket=unix:///run/x", "at '/agent/runtimeSocket'"),
+        "taint": ("agent.taint=mine", "'', 'cmk', 'overcommit', 'cmk,overcommit'"),
+        "in a list": ("agent.tolerations[0].efect=x", "additional properties 'efect' not allowed"),
+        "name": ("namespaces.agent=Agent", "at '/namespaces/agent': 'Agent' does not match"),
+        "one namespace for both": ("namespaces.agent=corepin-system", "give two names"),
+        "its controllers": ("namespaces.agent=kube-system", 'namespaces.agent: "kube-system" is Kubernetes'),
+        "everybody's": ("namespaces.system=default", 'namespaces.system: "default" is Kubernetes'),
+        "a guard of nobody": ("guard.enabled=true", "set agent.nri to true"),
+    },
 )  # fmt: skip
 def test_wrong_values_are_refused(value: str, message: str) -> None:
     """A wrong value is refused with its name and what is expected."""

@@ -35,6 +35,7 @@ from tests.manifests.installed import (
 )
 from tests.manifests.rendered import AGENT
 from tests.manifests.requests import EVENTS, HERE, MAPS, THERE, assert_refused, assert_refused_by_any
+from tests.tables import table
 
 pytestmark = pytest.mark.server
 
@@ -118,21 +119,18 @@ def test_a_binding_carries_no_status(door: str, installed: Installed) -> None:
 # What the agent's account may change.
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
-    [
-        pytest.param({"metadata": {"annotations": {"other": "1"}}}, id="annotation of others"),
-        pytest.param(
-            {"metadata": {"annotations": {"cpu-manager.corepin.io/pod": "none"}}}, id="policy of the user"
-        ),
-        pytest.param({"metadata": {"labels": {"app": "other"}}}, id="label"),
-        pytest.param({"metadata": {"finalizers": ["a.example/b"]}}, id="finalizer"),
-        pytest.param(
-            {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}},
-            id="owner",
-        ),
-        pytest.param({"spec": {"activeDeadlineSeconds": 1}}, id="deadline"),
-    ],
+    {
+        "annotation of others": {"metadata": {"annotations": {"other": "1"}}},
+        "policy of the user": {"metadata": {"annotations": {"cpu-manager.corepin.io/pod": "none"}}},
+        "label": {"metadata": {"labels": {"app": "other"}}},
+        "finalizer": {"metadata": {"finalizers": ["a.example/b"]}},
+        "owner": {
+            "metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}
+        },
+        "deadline": {"spec": {"activeDeadlineSeconds": 1}},
+    },
 )
 def test_agent_changes_nothing_else_on_its_pods(body: dict[str, Any], installed: Installed) -> None:
     """The agent may change only its own annotation, also on pods of its own node."""
@@ -198,15 +196,13 @@ def test_agent_changes_nothing_else_on_nodes(change: str, installed: Installed) 
     )
 
 
-@pytest.mark.parametrize(
-    ("part", "body"),
-    [
-        pytest.param("", {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}}, id="label"),
-        pytest.param("", {"spec": {"taints": [{"key": "cmk", "effect": "NoSchedule"}]}}, id="taint"),
-        pytest.param(
-            "/status", {"status": {"capacity": {"cmk.intel.com/exclusive-cores": "9"}}}, id="resource"
-        ),
-    ],
+@table(
+    "part, body",
+    {
+        "label": ("", {"metadata": {"labels": {"cmk.intel.com/cmk-node": "true"}}}),
+        "taint": ("", {"spec": {"taints": [{"key": "cmk", "effect": "NoSchedule"}]}}),
+        "resource": ("/status", {"status": {"capacity": {"cmk.intel.com/exclusive-cores": "9"}}}),
+    },
 )
 def test_agent_writes_its_words_on_its_own_node_only(
     part: str, body: dict[str, Any], installed: Installed

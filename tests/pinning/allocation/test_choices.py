@@ -23,6 +23,7 @@ from tests.machines import NAMES, captured
 from tests.pinning import machines
 from tests.pinning.growing import as_text
 from tests.pinning.machines import FLAT, ONE_OFFLINE
+from tests.tables import sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,16 +37,11 @@ OPTIONS |= {*SMTPolicy, *NUMAPolicy}
 
 def rows() -> Iterator[Any]:
     """Yield the rows: function, machine, free CPUs, claim, choice."""
-    rule = function = common = ""
-    for line in Path(__file__).with_name("choices.txt").read_text().splitlines():
-        if line.startswith("# "):
-            rule = line.removeprefix("# ").removesuffix(".")
-        elif line.startswith("["):
-            function, _, common = line.strip("[]").partition(" ")
-        elif line:
-            machine, free, claim, choice, case = map(str.strip, line.split("|"))
-            words = (function, machine, free, f"{claim} {common}")
-            yield pytest.param(*words, choice.replace("none", ""), id=f"{rule}: {case}")
+    for heading, (machine, free, claim, choice, case) in sections(Path(__file__).with_name("choices.txt")):
+        rule, _, call = heading.removesuffix("]").partition(" [")
+        function, _, common = call.partition(" ")
+        words = (function, machine, free, f"{claim} {common}", choice.replace("none", ""))
+        yield pytest.param(*words, id=f"{rule.removesuffix('.')}: {case}")
 
 
 @pytest.mark.parametrize(("function", "machine", "free", "claim", "choice"), list(rows()))

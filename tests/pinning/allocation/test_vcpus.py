@@ -16,10 +16,9 @@ from pinning.allocation import GuestTopology, place_vcpus
 from pinning.errors import BadGuest, NotEnoughCPUs, PinningError
 from pinning.machine.cpuset import CPUSet
 from tests.pinning.machines import machine_of_nodes
+from tests.tables import sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pinning.machine.topology import Topology
 
 POOL = "supplementalPool"
@@ -32,18 +31,13 @@ MACHINES = {
 POLICIES = "shared", "prefer", "require", "isolate", "none"
 
 
-def rows() -> Iterator[Any]:
-    """Yield the rows: machine, CPUs, guest, options, placement."""
-    rule = ""
-    for line in Path(__file__).with_name("vcpus.txt").read_text().splitlines():
-        if line.startswith("# "):
-            rule = line.removeprefix("# ").removesuffix(".")
-        elif line:
-            *words, case = map(str.strip, line.split("|"))
-            yield pytest.param(*words, id=f"{rule}: {case}")
+ROWS = [
+    pytest.param(*words, id=f"{rule}: {case}")
+    for rule, (*words, case) in sections(Path(__file__).with_name("vcpus.txt"))
+]
 
 
-@pytest.mark.parametrize(("machine", "cpus", "guest", "options", "expected"), list(rows()))
+@pytest.mark.parametrize(("machine", "cpus", "guest", "options", "expected"), ROWS)
 def test_vcpus(machine: str, cpus: str, guest: str, options: str, expected: str) -> None:
     """A guest gets the CPUs of its row, or the refusal."""
     assert outcome(MACHINES[machine], cpus, guest, options) == expected

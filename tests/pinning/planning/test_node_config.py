@@ -17,6 +17,7 @@ from pinning.planning.node_config import (
     exec_cpus,
     read_node_config,
 )
+from tests.tables import table
 
 
 def test_nothing_stated_is_the_default() -> None:
@@ -87,117 +88,89 @@ def test_every_key_is_read() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        pytest.param({"pools": "dynamic"}, None, id="the word dynamic"),
-        pytest.param({"pools": {"exclusive_cores": 2}}, StaticPools(2, 0, EMPTY), id="exclusive cores alone"),
-        pytest.param(
+@table(
+    "given, expected",
+    {
+        "the word dynamic": ({"pools": "dynamic"}, None),
+        "exclusive cores alone": ({"pools": {"exclusive_cores": 2}}, StaticPools(2, 0, EMPTY)),
+        "a list that is one number": (
             {"pools": {"exclusive_non_isolcpus": 3}},
             StaticPools(0, 0, CPUSet([3])),
-            id="a list that is one number",
         ),
-    ],
+    },
 )
 def test_pools(given: dict[str, object], expected: StaticPools | None) -> None:
     """The pools are dynamic unless the configuration has numbers of cores."""
     assert read_node_config(given).pools == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        pytest.param(
+@table(
+    "given, message",
+    {
+        "a list": (
             [],
             r"the node configuration: \[\] is not a mapping: write keys of reserved, strictReserved, systemNamespaces",
-            id="a list",
         ),
-        pytest.param(None, "the node configuration: None is not a mapping", id="nothing"),
-        pytest.param(
-            {"reservd": "0"}, r"reservd: the key is unknown \(value '0'\): did you mean reserved\?", id="typo"
-        ),
-        pytest.param(
+        "nothing": (None, "the node configuration: None is not a mapping"),
+        "typo": ({"reservd": "0"}, r"reservd: the key is unknown \(value '0'\): did you mean reserved\?"),
+        "unknown key": (
             {"zzz": 1},
             "zzz: the key is unknown .* known keys are reserved, strictReserved, systemNamespaces",
-            id="unknown key",
         ),
-        pytest.param({1: 1}, "1: the key is unknown", id="a key that is a number"),
-        pytest.param({"reserved": "3-1"}, "reserved: .*runs backwards: write 1-3", id="bad list"),
-        pytest.param({"reserved": ""}, "reserved: '' is not allowed: write a CPU list", id="empty list"),
-        pytest.param({"reserved": True}, "reserved: True is not allowed", id="a truth value for a list"),
-        pytest.param({"reserved": [0, 1]}, "reserved: .0, 1. is not allowed", id="a YAML list for a list"),
-        pytest.param({"reserved": -1}, "reserved: '-1' in CPU list", id="a negative number"),
-        pytest.param({"sort": "packd"}, "sort: 'packd' is not allowed: write packed or spread", id="sort"),
-        pytest.param({"sort": ["packed"]}, "sort: .*not allowed", id="sort as a list"),
-        pytest.param(
-            {"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false", id="flag"
-        ),
-        pytest.param({"strictReserved": 1}, "strictReserved: 1 .*write true or false", id="strict"),
-        pytest.param(
-            {"systemNamespaces": "kube-system"}, "systemNamespaces: .*a list of namespaces", id="text"
-        ),
-        pytest.param({"systemNamespaces": ["Kube"]}, "systemNamespaces: .*a list of", id="no namespace"),
-        pytest.param({"systemNamespaces": [1]}, "systemNamespaces: .*a list of", id="number in a list"),
-        pytest.param({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false", id="caches"),
-        pytest.param({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate", id="smt"),
-        pytest.param(
-            {"devicePolicy": "strict"}, "devicePolicy: .*write none or prefer or require", id="devices"
-        ),
-        pytest.param({"nearIgnore": "*/kvm"}, "nearIgnore: .*write a list of patterns", id="one pattern"),
-        pytest.param({"nearIgnore": [""]}, "nearIgnore: .*not allowed", id="an empty pattern"),
-        pytest.param({"nearIgnore": [3]}, "nearIgnore: .*not allowed", id="a number for a pattern"),
-        pytest.param({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or", id="numa"),
-        pytest.param({"execAffinity": "first"}, "write none or last or shared", id="execs"),
-        pytest.param({"execAffinity": False}, "write none or last or shared", id="execs-off"),
-        pytest.param({"execAffinity": ""}, "write none or last or shared", id="execs-empty"),
-        pytest.param({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset", id="quota"),
-        pytest.param(
-            {"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require", id="no list"
-        ),
-        pytest.param({"countedClaims": False}, "countedClaims: False is not allowed", id="a truth value"),
-        pytest.param({"countedClaims": ["prefer"]}, "countedClaims: .*not allowed", id="never counted"),
-        pytest.param({"countedClaims": [{}]}, "countedClaims: .*not allowed", id="a mapping in a list"),
-        pytest.param({"uncountedClaims": "deny"}, "uncountedClaims: .*report or refuse", id="uncounted"),
-        pytest.param(
-            {"pools": 3}, "pools: 3 is not a mapping: .*or the word dynamic", id="pools as a number"
-        ),
-        pytest.param(
-            {"pools": {"exclusive": 3}}, r"pools.exclusive: .*did you mean exclusive_", id="pool key"
-        ),
-        pytest.param(
-            {"pools": {"exclusive_cores": -1}}, "pools.exclusive_cores: -1 .*0 or more", id="negative count"
-        ),
-        pytest.param(
-            {"pools": {"exclusive_cores": True}}, "pools.exclusive_cores: True", id="a truth value as count"
-        ),
-        pytest.param(
-            {"noise": 3}, "noise: 3 is not a mapping: write keys of interrupts, .*softirqs$", id="noise"
-        ),
-        pytest.param({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'", id="quiet interrupts"),
-        pytest.param({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'", id="irqbalance"),
-        pytest.param({"quiet": {"workqueues": 1}}, "quiet.workqueues: 1 ", id="quiet workqueues"),
-        pytest.param({"quiet": {"powerLatency": 0}}, "powerLatency: 0 .*off, or micro", id="no latency"),
-        pytest.param({"quiet": {"powerLatency": True}}, "powerLatency: True .*off, or", id="true latency"),
-        pytest.param({"quiet": {"powerLatency": "20"}}, "powerLatency: .20. ", id="text latency"),
-        pytest.param({"quiet": {"powerLatency": 1000001}}, "powerLatency: 1000001 ", id="long latency"),
-        pytest.param({"quiet": {"rdt": True}}, "quiet.rdt: the key is unknown", id="quiet key"),
-        pytest.param({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown", id="noise key"),
-        pytest.param(
+        "a key that is a number": ({1: 1}, "1: the key is unknown"),
+        "bad list": ({"reserved": "3-1"}, "reserved: .*runs backwards: write 1-3"),
+        "empty list": ({"reserved": ""}, "reserved: '' is not allowed: write a CPU list"),
+        "a truth value for a list": ({"reserved": True}, "reserved: True is not allowed"),
+        "a YAML list for a list": ({"reserved": [0, 1]}, "reserved: .0, 1. is not allowed"),
+        "a negative number": ({"reserved": -1}, "reserved: '-1' in CPU list"),
+        "sort": ({"sort": "packd"}, "sort: 'packd' is not allowed: write packed or spread"),
+        "sort as a list": ({"sort": ["packed"]}, "sort: .*not allowed"),
+        "flag": ({"distribute": "yes"}, "distribute: 'yes' is not allowed: write true or false"),
+        "strict": ({"strictReserved": 1}, "strictReserved: 1 .*write true or false"),
+        "text": ({"systemNamespaces": "kube-system"}, "systemNamespaces: .*a list of namespaces"),
+        "no namespace": ({"systemNamespaces": ["Kube"]}, "systemNamespaces: .*a list of"),
+        "number in a list": ({"systemNamespaces": [1]}, "systemNamespaces: .*a list of"),
+        "caches": ({"alignUncore": "on"}, "alignUncore: 'on' .*write auto, true or false"),
+        "smt": ({"smtPolicy": "Prefer"}, "smtPolicy: .*write prefer or require or isolate"),
+        "devices": ({"devicePolicy": "strict"}, "devicePolicy: .*write none or prefer or require"),
+        "one pattern": ({"nearIgnore": "*/kvm"}, "nearIgnore: .*write a list of patterns"),
+        "an empty pattern": ({"nearIgnore": [""]}, "nearIgnore: .*not allowed"),
+        "a number for a pattern": ({"nearIgnore": [3]}, "nearIgnore: .*not allowed"),
+        "numa": ({"numaPolicy": {}}, "numaPolicy: {} is not allowed: write packed or"),
+        "execs": ({"execAffinity": "first"}, "write none or last or shared"),
+        "execs-off": ({"execAffinity": False}, "write none or last or shared"),
+        "execs-empty": ({"execAffinity": ""}, "write none or last or shared"),
+        "quota": ({"quota": 0}, "quota: 0 is not allowed: write auto or keep or unset"),
+        "no list": ({"countedClaims": "isolate"}, "countedClaims: .*write a list of isolate and require"),
+        "a truth value": ({"countedClaims": False}, "countedClaims: False is not allowed"),
+        "never counted": ({"countedClaims": ["prefer"]}, "countedClaims: .*not allowed"),
+        "a mapping in a list": ({"countedClaims": [{}]}, "countedClaims: .*not allowed"),
+        "uncounted": ({"uncountedClaims": "deny"}, "uncountedClaims: .*report or refuse"),
+        "pools as a number": ({"pools": 3}, "pools: 3 is not a mapping: .*or the word dynamic"),
+        "pool key": ({"pools": {"exclusive": 3}}, r"pools.exclusive: .*did you mean exclusive_"),
+        "negative count": ({"pools": {"exclusive_cores": -1}}, "pools.exclusive_cores: -1 .*0 or more"),
+        "a truth value as count": ({"pools": {"exclusive_cores": True}}, "pools.exclusive_cores: True"),
+        "noise": ({"noise": 3}, "noise: 3 is not a mapping: write keys of interrupts, .*softirqs$"),
+        "quiet interrupts": ({"quiet": {"interrupts": "yes"}}, "quiet.interrupts: 'yes'"),
+        "irqbalance": ({"quiet": {"irqbalance": "stop"}}, "quiet.irqbalance: 'stop'"),
+        "quiet workqueues": ({"quiet": {"workqueues": 1}}, "quiet.workqueues: 1 "),
+        "no latency": ({"quiet": {"powerLatency": 0}}, "powerLatency: 0 .*off, or micro"),
+        "true latency": ({"quiet": {"powerLatency": True}}, "powerLatency: True .*off, or"),
+        "text latency": ({"quiet": {"powerLatency": "20"}}, "powerLatency: .20. "),
+        "long latency": ({"quiet": {"powerLatency": 1000001}}, "powerLatency: 1000001 "),
+        "quiet key": ({"quiet": {"rdt": True}}, "quiet.rdt: the key is unknown"),
+        "noise key": ({"noise": {"irqs": 3}}, "noise.irqs: the key is unknown"),
+        "negative rate": (
             {"noise": {"interrupts": -1}},
             "noise.interrupts: -1 .*per second from 0 to 1000000000",
-            id="negative rate",
         ),
-        pytest.param({"noise": {"softirqs": float("nan")}}, "noise.softirqs: nan is not", id="no number"),
-        pytest.param({"noise": {"softirqs": 10**400}}, "noise.softirqs: 10+ is not", id="an endless rate"),
-        pytest.param({"noise": {"softirqs": "9"}}, "noise.softirqs: '9' is not", id="a text as rate"),
-        pytest.param(
-            {"noise": {"softirqs": True}}, "noise.softirqs: True is not", id="a truth value as rate"
-        ),
-        pytest.param({"pools": {"exclusive_cores": "4"}}, "pools.exclusive_cores: '4'", id="a text as count"),
-        pytest.param(
-            {"pools": {"shared_cores": 2}}, "pools: .*no core that could be exclusive", id="no exclusive core"
-        ),
-    ],
+        "no number": ({"noise": {"softirqs": float("nan")}}, "noise.softirqs: nan is not"),
+        "an endless rate": ({"noise": {"softirqs": 10**400}}, "noise.softirqs: 10+ is not"),
+        "a text as rate": ({"noise": {"softirqs": "9"}}, "noise.softirqs: '9' is not"),
+        "a truth value as rate": ({"noise": {"softirqs": True}}, "noise.softirqs: True is not"),
+        "a text as count": ({"pools": {"exclusive_cores": "4"}}, "pools.exclusive_cores: '4'"),
+        "no exclusive core": ({"pools": {"shared_cores": 2}}, "pools: .*no core that could be exclusive"),
+    },
 )
 def test_mistakes_are_refused(given: object, message: str) -> None:
     """The error for each mistake has the key, the value and the remedy."""

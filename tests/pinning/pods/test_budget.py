@@ -13,6 +13,7 @@ from pinning.pods.claims import read_pod
 from pinning.pods.resources import Role
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
+from tests.tables import table
 
 FIELD = "spec.resources.limits[cpu]"
 SMT = "smt-policy.corepin.io/"
@@ -24,20 +25,20 @@ def read(*given: Any, **more: Any) -> Any:
     return read_pod(document)
 
 
-@pytest.mark.parametrize(
-    ("annotations", "has_one"),
-    [
-        pytest.param(EXCLUSIVE, True, id="exclusive"),
-        pytest.param({"cpu-policy.gocrane.io/cpu-manager": "exclusive"}, None, id="another family"),
-        pytest.param({"qos.gocrane.io/cpu-manager": "exclusive"}, True, id="crane's key"),
-        pytest.param({f"{SMT}pod": "require"}, True, id="require alone"),
-        pytest.param({f"{SMT}pod": "isolate"}, True, id="isolate alone"),
-        pytest.param({f"{SMT}pod": "prefer"}, None, id="prefer alone"),
-        pytest.param({"cpu-manager.corepin.io/pod": "share"}, None, id="share"),
-        pytest.param({"cpu-manager.corepin.io/pod": "none", f"{SMT}pod": "require"}, None, id="none"),
-        pytest.param({"cpu-manager.corepin.io/container.m": "exclusive"}, None, id="a container's alone"),
-        pytest.param({}, None, id="no policy"),
-    ],
+@table(
+    "annotations, has_one",
+    {
+        "exclusive": (EXCLUSIVE, True),
+        "another family": ({"cpu-policy.gocrane.io/cpu-manager": "exclusive"}, None),
+        "crane's key": ({"qos.gocrane.io/cpu-manager": "exclusive"}, True),
+        "require alone": ({f"{SMT}pod": "require"}, True),
+        "isolate alone": ({f"{SMT}pod": "isolate"}, True),
+        "prefer alone": ({f"{SMT}pod": "prefer"}, None),
+        "share": ({"cpu-manager.corepin.io/pod": "share"}, None),
+        "none": ({"cpu-manager.corepin.io/pod": "none", f"{SMT}pod": "require"}, None),
+        "a container's alone": ({"cpu-manager.corepin.io/container.m": "exclusive"}, None),
+        "no policy": ({}, None),
+    },
 )
 def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
     annotations: dict[str, str], has_one: bool | None
@@ -48,17 +49,15 @@ def test_pods_that_ask_for_exclusive_cpus_as_a_whole_have_a_budget(
     assert FIELD not in fields(found.warnings)
 
 
-@pytest.mark.parametrize(
-    ("limit", "requested", "message"),
-    [
-        pytest.param(
-            "3500m", None, "limit 3500m and request 3.5 (filled in) give the pod no CPUs", id="a fraction"
-        ),
-        pytest.param("4", "2", "limit 4 and request 2 give", id="request below the limit"),
-        pytest.param(None, "4", "limit absent and request 4 give", id="no limit"),
-        pytest.param("0", None, "limit 0 and request 0 (filled in)", id="nothing"),
-        pytest.param("99999999", None, "more than any machine has", id="too many"),
-    ],
+@table(
+    "limit, requested, message",
+    {
+        "a fraction": ("3500m", None, "limit 3500m and request 3.5 (filled in) give the pod no CPUs"),
+        "request below the limit": ("4", "2", "limit 4 and request 2 give"),
+        "no limit": (None, "4", "limit absent and request 4 give"),
+        "nothing": ("0", None, "limit 0 and request 0 (filled in)"),
+        "too many": ("99999999", None, "more than any machine has"),
+    },
 )
 def test_pod_level_cpu_that_is_no_budget_is_warned_about(
     limit: str | None, requested: str | None, message: str
@@ -177,19 +176,17 @@ def test_a_pod_without_slices_is_not_refused() -> None:
     assert not read(2, {"m": None}).pool.must_fit
 
 
-@pytest.mark.parametrize(
-    ("annotations", "containers", "expected"),
-    [
-        pytest.param(EXCLUSIVE, {"m": 2, "p": None}, False, id="plain"),
-        pytest.param({f"{SMT}pod": "require"}, {"p": None}, True, id="the pool alone"),
-        pytest.param({f"{SMT}pod": "require"}, {"m": 4}, True, id="a slice beside an empty pool"),
-        pytest.param({**EXCLUSIVE, f"{SMT}container.m": "isolate"}, {"m": 2, "p": None}, True, id="a slice"),
-        pytest.param({**EXCLUSIVE, f"{SMT}pod": "prefer"}, {"m": 2, "p": None}, False, id="prefer"),
-        pytest.param({**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}, {"p": None}, False, id="single"),
-        pytest.param(
-            {**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}, {"p": None}, True, id="devices"
-        ),
-    ],
+@table(
+    "annotations, containers, expected",
+    {
+        "plain": (EXCLUSIVE, {"m": 2, "p": None}, False),
+        "the pool alone": ({f"{SMT}pod": "require"}, {"p": None}, True),
+        "a slice beside an empty pool": ({f"{SMT}pod": "require"}, {"m": 4}, True),
+        "a slice": ({**EXCLUSIVE, f"{SMT}container.m": "isolate"}, {"m": 2, "p": None}, True),
+        "prefer": ({**EXCLUSIVE, f"{SMT}pod": "prefer"}, {"m": 2, "p": None}, False),
+        "single": ({**EXCLUSIVE, "numa-policy.corepin.io/pod": "single"}, {"p": None}, False),
+        "devices": ({**EXCLUSIVE, "device-policy.corepin.io/pod": "require"}, {"p": None}, True),
+    },
 )
 def test_a_pod_must_fit_if_one_of_its_parts_must(
     annotations: dict[str, str], containers: Any, expected: bool
@@ -287,13 +284,13 @@ def test_a_filled_in_limit_makes_no_slice_unless_the_container_is_named(
     assert [claim.container for claim in found.budget.filled] == ([] if more else ["p"])
 
 
-@pytest.mark.parametrize(
-    ("scope", "slices", "warned"),
-    [
-        pytest.param("container.p", {"m": 2}, True, id="for the container"),
-        pytest.param("pod", {"m": 2}, False, id="for the pod, whose slice uses it"),
-        pytest.param("pod", {"m": None}, True, id="for the pod, without a slice"),
-    ],
+@table(
+    "scope, slices, warned",
+    {
+        "for the container": ("container.p", {"m": 2}, True),
+        "for the pod, whose slice uses it": ("pod", {"m": 2}, False),
+        "for the pod, without a slice": ("pod", {"m": None}, True),
+    },
 )
 def test_the_shared_set_beside_a_filled_in_limit_is_a_warning(
     scope: str, slices: dict[str, int | None], warned: bool
@@ -329,23 +326,20 @@ def test_a_pod_has_no_budget_without_annotations() -> None:
 NOISE = "noise-policy.corepin.io/"
 
 
-@pytest.mark.parametrize(
-    ("words", "of_slice", "of_pool"),
-    [
-        pytest.param({"pod": "quiet"}, NoisePolicy.QUIET, NoisePolicy.QUIET, id="pod"),
-        pytest.param({"container.p": "quiet"}, None, NoisePolicy.QUIET, id="one of the pool"),
-        pytest.param({"container.m": "quiet"}, NoisePolicy.QUIET, None, id="a slice"),
-        pytest.param(
-            {"pod": "quiet", "container.p": "none"}, NoisePolicy.QUIET, NoisePolicy.QUIET, id="the other"
-        ),
-        pytest.param(
+@table(
+    "words, of_slice, of_pool",
+    {
+        "pod": ({"pod": "quiet"}, NoisePolicy.QUIET, NoisePolicy.QUIET),
+        "one of the pool": ({"container.p": "quiet"}, None, NoisePolicy.QUIET),
+        "a slice": ({"container.m": "quiet"}, NoisePolicy.QUIET, None),
+        "the other": ({"pod": "quiet", "container.p": "none"}, NoisePolicy.QUIET, NoisePolicy.QUIET),
+        "neither": (
             {"pod": "quiet", "container.p": "none", "container.q": "none"},
             NoisePolicy.QUIET,
             NoisePolicy.NONE,
-            id="neither",
         ),
-        pytest.param({}, None, None, id="no policy"),
-    ],
+        "no policy": ({}, None, None),
+    },
 )
 def test_pool_is_quiet_if_one_of_its_containers_is(
     words: dict[str, str], of_slice: NoisePolicy | None, of_pool: NoisePolicy | None

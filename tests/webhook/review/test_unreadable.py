@@ -113,29 +113,21 @@ LEAVING = {"deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": {CPU_MANA
 GUEST_SPEC = {"template": WRONG_GUEST}
 
 
-@pytest.mark.parametrize(
+@table(
     "asked",
-    [
-        pytest.param(body(("", "Pod"), None, WRONG_POD, "DELETE"), id="a pod is deleted"),
-        pytest.param(body(("", "Pod"), {**WRONG_POD, "metadata": LEAVING}, WRONG_POD, "UPDATE"), id="a pod is leaving"),
-        pytest.param(body(MACHINE, {"metadata": LEAVING, "spec": GUEST_SPEC}, {}, "UPDATE"), id="a machine is leaving"),
-        pytest.param(body(RUNNING, {**WRONG_GUEST, "metadata": LEAVING}, {}, "UPDATE"), id="a running one is leaving"),
-        pytest.param(body(("", "Pod"), WRONG_POD, None, "UPDATE", "ephemeralcontainers"), id="a debugging container"),
-        pytest.param(body(("", "Pod"), WRONG_POD, None, "CREATE", "eviction"), id="an eviction"),
-        pytest.param(body(MACHINE, 5, None, "UPDATE", "status"), id="a status"),
-        pytest.param(body(("", "Pod"), WRONG_POD, {**WRONG_POD, "status": {}}, "UPDATE"), id="a pod's status changes"),
-        pytest.param(
-            body(MACHINE, {"metadata": {"finalizers": []}, "spec": GUEST_SPEC}, {"metadata": {}, "spec": GUEST_SPEC}, "UPDATE"),
-            id="a machine's finalizer",
-        ),
-        pytest.param(
-            body(RUNNING, {**WRONG_GUEST, "status": 5}, {**WRONG_GUEST, "metadata": {}}, "UPDATE"), id="a running one's status"
-        ),
-        pytest.param(
-            body(DEPLOYMENT, {"spec": {"template": WRONG_POD}}, {"spec": {"template": WRONG_POD, "replicas": 2}}, "UPDATE"),
-            id="a workload is scaled",
-        ),
-    ],
+    {
+        "a pod is deleted": body(("", "Pod"), None, WRONG_POD, "DELETE"),
+        "a pod is leaving": body(("", "Pod"), {**WRONG_POD, "metadata": LEAVING}, WRONG_POD, "UPDATE"),
+        "a machine is leaving": body(MACHINE, {"metadata": LEAVING, "spec": GUEST_SPEC}, {}, "UPDATE"),
+        "a running one is leaving": body(RUNNING, {**WRONG_GUEST, "metadata": LEAVING}, {}, "UPDATE"),
+        "a debugging container": body(("", "Pod"), WRONG_POD, None, "UPDATE", "ephemeralcontainers"),
+        "an eviction": body(("", "Pod"), WRONG_POD, None, "CREATE", "eviction"),
+        "a status": body(MACHINE, 5, None, "UPDATE", "status"),
+        "a pod's status changes": body(("", "Pod"), WRONG_POD, {**WRONG_POD, "status": {}}, "UPDATE"),
+        "a machine's finalizer": body(MACHINE, {"metadata": {"finalizers": []}, "spec": GUEST_SPEC}, {"metadata": {}, "spec": GUEST_SPEC}, "UPDATE"),
+        "a running one's status": body(RUNNING, {**WRONG_GUEST, "status": 5}, {**WRONG_GUEST, "metadata": {}}, "UPDATE"),
+        "a workload is scaled": body(DEPLOYMENT, {"spec": {"template": WRONG_POD}}, {"spec": {"template": WRONG_POD, "replicas": 2}}, "UPDATE"),
+    },
 )  # fmt: skip
 def test_what_changes_nothing_stays_admitted(asked: bytes) -> None:
     """An unreadable object may be deleted, and is admitted for operations that corepin does not judge."""

@@ -10,6 +10,7 @@ import pytest
 from pinning.errors import BadContract
 from pinning.pods.near_counts import MOST_KINDS
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
+from tests.tables import table
 from tests.webhook.rules.mutated import mutated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import load_settings
@@ -43,37 +44,27 @@ def near_counts(document: Any, settings: bytes = ON, kind: str = "containers", a
     return limits
 
 
-@pytest.mark.parametrize(
-    ("document", "settings", "expected"),
-    [
-        pytest.param(gpu_pod(), ON, {NEAR_GPU: 3}, id="CPUs"),
-        pytest.param(gpu_pod(), b"", {}, id="off, as it is shipped"),
-        pytest.param(gpu_pod(more={NIC: 2}), ON, {NEAR_GPU: 3, NEAR_NIC: 3}, id="of each kind all"),
-        pytest.param(gpu_pod(more={NIC: "0"}), ON, {NEAR_GPU: 3}, id="no device of a kind"),
-        pytest.param(
-            gpu_pod(more={NIC: 2}), b"{nearCPUs: true, nearIgnore: ['*/nic']}", {NEAR_GPU: 3}, id="ignored"
-        ),
-        pytest.param(gpu_pod(annotations={**REQUIRE, SMT: "isolate"}), TWO, {NEAR_GPU: 6}, id="siblings"),
-        pytest.param(gpu_pod(annotations={**REQUIRE, SMT: "require"}), TWO, {NEAR_GPU: 4}, id="a hidden CPU"),
-        pytest.param(
-            gpu_pod(annotations={**REQUIRE, "cpu-manager.corepin.io/pod": "share"}),
-            ON,
-            {NEAR_GPU: 3},
-            id="share",
-        ),
-        pytest.param(
-            gpu_pod("1", {f"{DEVICES}/pod": "require"}, more={CORES: 2}), TWO, {NEAR_GPU: 4}, id="CMK's"
-        ),
-        pytest.param(
+@table(
+    "document, settings, expected",
+    {
+        "CPUs": (gpu_pod(), ON, {NEAR_GPU: 3}),
+        "off, as it is shipped": (gpu_pod(), b"", {}),
+        "of each kind all": (gpu_pod(more={NIC: 2}), ON, {NEAR_GPU: 3, NEAR_NIC: 3}),
+        "no device of a kind": (gpu_pod(more={NIC: "0"}), ON, {NEAR_GPU: 3}),
+        "ignored": (gpu_pod(more={NIC: 2}), b"{nearCPUs: true, nearIgnore: ['*/nic']}", {NEAR_GPU: 3}),
+        "siblings": (gpu_pod(annotations={**REQUIRE, SMT: "isolate"}), TWO, {NEAR_GPU: 6}),
+        "a hidden CPU": (gpu_pod(annotations={**REQUIRE, SMT: "require"}), TWO, {NEAR_GPU: 4}),
+        "share": (gpu_pod(annotations={**REQUIRE, "cpu-manager.corepin.io/pod": "share"}), ON, {NEAR_GPU: 3}),
+        "CMK's": (gpu_pod("1", {f"{DEVICES}/pod": "require"}, more={CORES: 2}), TWO, {NEAR_GPU: 4}),
+        "of a pool of their own": (
             gpu_pod("1", {f"{DEVICES}/pod": "require"}, more={OTHER_CORES: 2}),
             TWO,
             {},
-            id="of a pool of their own",
         ),
-        pytest.param(gpu_pod(annotations={**REQUIRE, f"{DEVICES}/pod": "prefer"}), ON, {}, id="prefer"),
-        pytest.param(gpu_pod(annotations={f"{DEVICES}/pod": "require"}), ON, {}, id="no claim"),
-        pytest.param(pod(container("main", 2), annotations=REQUIRE), ON, {}, id="no device"),
-    ],
+        "prefer": (gpu_pod(annotations={**REQUIRE, f"{DEVICES}/pod": "prefer"}), ON, {}),
+        "no claim": (gpu_pod(annotations={f"{DEVICES}/pod": "require"}), ON, {}),
+        "no device": (pod(container("main", 2), annotations=REQUIRE), ON, {}),
+    },
 )
 def test_what_is_counted(document: Any, settings: bytes, expected: dict[str, int]) -> None:
     """Under `require` the claim's CPUs are counted for each kind of device; without claim, device or word none are."""
