@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from typing import Any
@@ -15,16 +14,15 @@ from hypothesis import strategies as st
 from pinning.contract import GATE_CONTAINER
 from tests.pods import CORES, SMT, container, pod, token_mount, token_volume
 from tests.webhook.requests import generated, request
+from tests.webhook.rules.mutated import mutated, planned
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
-from webhook.config.settings import Settings, load_settings
 from webhook.review.handler import Decider
 from webhook.review.response import Patched
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import Plan, plan_mutation
+from webhook.rules.mutate import Plan
 
 PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN = "kube-api-access-x7k2p"
-GATED = load_settings(b"{gate: true, gateImage: 'registry.example/corepin:1'}")
+GATED = b"{gate: true, gateImage: 'registry.example/corepin:1'}"
 
 
 def naming(*more: str, mount: str = "") -> Mutations:
@@ -40,21 +38,9 @@ def naming(*more: str, mount: str = "") -> Mutations:
 ACCOUNT = naming()
 
 
-def planned(document: Any, mutations: Mutations = ACCOUNT, rules: Settings | None = None) -> Plan:
-    """Return the plan of a pod, which it leaves as it is."""
-    before = copy.deepcopy(document)
-    plan = plan_mutation(document, rules or Settings(), Injection(mutations))
-    assert document == before
-    return plan
-
-
-def applied(document: Any, mutations: Mutations = ACCOUNT, rules: Settings | None = None) -> Any:
+def applied(document: Any, mutations: Mutations = ACCOUNT, settings: bytes = b"") -> Any:
     """Return the pod after its plan, which a second call leaves as it is."""
-    result = jsonpatch.apply_patch(
-        document, [dict(it) for it in planned(document, mutations, rules).operations]
-    )
-    assert planned(result, mutations, rules).operations == ()
-    return result
+    return mutated(document, settings, mutations)
 
 
 def mounted(name: str, *more: Any, count: str = "1") -> Any:
@@ -105,7 +91,7 @@ def test_gate_comes_after_the_removals() -> None:
     document = with_token()
     document["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "2", "memory": "1Gi"}}
     document["metadata"]["annotations"] = {SMT: "isolate", "cmk.intel.com/mutate": "true"}
-    result = applied(document, rules=GATED)
+    result = applied(document, settings=GATED)
     assert [it["name"] for it in result["spec"]["initContainers"]] == [GATE_CONTAINER, "setup", "bare"]
     assert tokens(result) == 0
 
@@ -131,16 +117,18 @@ def test_automount_true_is_warned_about() -> None:
     """Automounting a token of the webhook's account is a warning that names account and remedy."""
     field = "spec.automountServiceAccountToken"
     (warning,) = [
-        it for it in planned(with_token(automountServiceAccountToken=True)).warnings if it.field == field
+        it
+        for it in planned(with_token(automountServiceAccountToken=True), mutations=ACCOUNT).warnings
+        if it.field == field
     ]
     assert warning.message == (
         "true mounts an API token of the account cmk, which the webhook sets: remove the field, or name an account of"
         " your own"
     )
     for spec in ({"automountServiceAccountToken": False}, {"serviceAccountName": "mine"}, {}):
-        assert field not in {it.field for it in planned(with_token(**spec)).warnings}
+        assert field not in {it.field for it in planned(with_token(**spec), mutations=ACCOUNT).warnings}
     bare = pod(serviceAccountName="default", automountServiceAccountToken=True)
-    assert planned(bare) == Plan(()), "a pod that gets no injection keeps its account"
+    assert planned(bare, mutations=ACCOUNT) == Plan(()), "a pod that gets no injection keeps its account"
 
 
 @pytest.mark.parametrize("mutations", [BUILT_IN, Mutations(BUILT_IN.per_pod, {}, "default")])
@@ -158,7 +146,7 @@ def test_file_that_states_the_field_decides() -> None:
         result = applied(with_token(), mutations)
         assert result["spec"]["automountServiceAccountToken"] is value
         assert tokens(result) == (4 if value else 0)
-        paths = [it["path"] for it in planned(with_token(), mutations).operations]
+        paths = [it["path"] for it in planned(with_token(), mutations=mutations).operations]
         assert len(paths) == len(set(paths) - {"/spec/volumes/-"}) + paths.count("/spec/volumes/-")
 
 
@@ -252,7 +240,7 @@ def test_certificates_of_openshift_belong_to_it() -> None:
 def test_patch_does_not_grow_with_repeated_mounts(mounts: int) -> None:
     """A pod with repeated mounts, which is invalid, gets no removals: each costs the API server a copy of a list."""
     main = container("main", {CORES: "1"}, volumeMounts=[token_mount(TOKEN)] * mounts)
-    steps = planned(pod(main, volumes=[token_volume(TOKEN)])).operations
+    steps = planned(pod(main, volumes=[token_volume(TOKEN)]), mutations=ACCOUNT).operations
     assert sum(it["op"] == "remove" for it in steps) == (2 if mounts == 1 else 0)
 
 
@@ -261,7 +249,7 @@ def test_patch_does_not_grow_with_volumes() -> None:
     alphabet = "bcdfghjklm"
     names = [TOKEN[:-4] + "".join(alphabet[int(digit)] for digit in f"{at:04}") for at in range(10_000)]
     main = container("main", {CORES: "1"}, volumeMounts=list(map(token_mount, names)))
-    steps = planned(pod(main, volumes=list(map(token_volume, names)))).operations
+    steps = planned(pod(main, volumes=list(map(token_volume, names))), mutations=ACCOUNT).operations
     assert {it["op"] for it in steps} == {"add"}
 
 

@@ -15,10 +15,8 @@ from pinning.truncate import MOST_REPORTED
 from tests.pods import CORES, CPU_MANAGER, container, pod
 from tests.webhook.edge import Edge
 from tests.webhook.requests import RULES, denied, request
-from webhook.config.mutations import BUILT_IN
+from tests.webhook.rules.mutated import planned
 from webhook.review.response import Allowed, Denied, encode, fit_warnings
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
 
 REFUSAL_LIMIT = 64_000  # bytes
 LONG = "\U0001f600\x01" * 40_000  # ten bytes each in JSON
@@ -118,7 +116,7 @@ def test_warnings_are_few_and_short() -> None:
     assert fitting[-1] == "corepin: 350 or more warnings are left out"
     members = [container(f"c{number}") for number in range(199)]
     crowd = pod(*members, container("main", "2"), annotations={CPU_MANAGER: "exclusive"})
-    assert len(plan_mutation(crowd, RULES.settings, Injection(BUILT_IN)).warnings) <= MOST_REPORTED + 1
+    assert len(planned(crowd).warnings) <= MOST_REPORTED + 1
     assert len(RULES.validate(request(crowd)).warnings) <= MOST_REPORTED + 1
 
 
@@ -248,7 +246,7 @@ def test_the_limit_rangers_words_are_understood(text: str, is_ranged: bool) -> N
         container("side", "300m"),
         annotations={CPU_MANAGER: "exclusive", SIDECAR_LIMITS_POD: "true", LIMIT_RANGER: text},
     )
-    (warning,) = plan_mutation(document, RULES.settings, Injection(BUILT_IN)).warnings
+    (warning,) = planned(document).warnings
     assert warning.message.endswith("(a LimitRange filled some in)") is is_ranged
 
 

@@ -6,7 +6,6 @@ import copy
 from typing import Any
 from unittest.mock import Mock
 
-import jsonpatch
 import pytest
 
 from pinning.contract import FILLED_IN, GATE_CONTAINER, GUARDED, LIMIT_RANGER
@@ -15,12 +14,8 @@ from pinning.pods.claims import read_pod
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
-from tests.webhook.rules.mutated import mutated
-from webhook.config.mutations import BUILT_IN
+from tests.webhook.rules.mutated import changed, mutated, patched, planned, reviewed
 from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import review_changed_pod, review_new_pod
 
 FIELD = "spec.resources.limits[cpu]"
 WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
@@ -33,11 +28,8 @@ PLAIN = load_settings(b"")
 
 def counts(document: Any, settings: bytes = NODES) -> dict[str, dict[str, int]]:
     """Return the counted resources of each container of a pod after its plan, which is idempotent."""
-    read = load_settings(settings)
-    operations = plan_mutation(document, read, Injection(BUILT_IN)).operations
-    result = jsonpatch.apply_patch(copy.deepcopy(document), [dict(step) for step in operations])
-    assert plan_mutation(result, read, Injection(BUILT_IN)).operations == ()
-    assert not review_new_pod(result, read, Injection(BUILT_IN)).causes
+    result = mutated(document, settings)
+    assert not reviewed(result, settings).causes
     listed = [*result["spec"]["initContainers"], *result["spec"]["containers"]]
     limits = {it["name"]: (it.get("resources") or {}).get("limits") or {} for it in listed}
     return {
@@ -76,7 +68,7 @@ def test_mutation_computes_no_budget(
     computed = Mock(side_effect=claims._budget)
     monkeypatch.setattr(claims, "_budget", computed)
     document: Any = budgeted("a", 5, {"m": 2, "log": None}, annotations={**EXCLUSIVE, **policies})
-    plan_mutation(document, load_settings(settings), Injection(BUILT_IN))
+    planned(document, settings)
     computed.assert_not_called()
 
 
@@ -114,8 +106,7 @@ def test_a_container_added_later_requests_nothing_of_the_pool_again(
 ) -> None:
     """If another webhook puts a container in front and the API server calls corepin again, one request stays enough."""
     document: Any = budgeted("a", 4, listed, annotations=words)
-    operations = plan_mutation(document, load_settings(NODES), Injection(BUILT_IN)).operations
-    first = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    first = patched(document, NODES)
     for where in ("initContainers", "containers"):
         again = copy.deepcopy(first)
         again["spec"][where].insert(0, {"name": "proxy", "restartPolicy": SIDECAR})
@@ -128,9 +119,9 @@ def test_a_users_request_for_the_pool_is_judged_where_it_is() -> None:
         document: Any = budgeted("a", 5, {"m": 2, "log": None, "web": None}, annotations=ISOLATE)
         amount = {kind: {ISOLATED: given} for kind in ("limits", "requests")}
         document["spec"]["containers"][2]["resources"] = amount
-        document = _mutated(document)
+        document = patched(document)
         assert "resources" not in document["spec"]["containers"][1]
-        causes = review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes
+        causes = reviewed(document).causes
         field = "spec.containers[2].resources.requests[corepin.io/isolated-cores]"
         assert fields(causes) == ([] if is_right else [field])
 
@@ -142,7 +133,7 @@ def test_a_wrong_request_for_the_pool_is_refused() -> None:
         document["spec"]["containers"][1]["resources"] = {
             kind: {ISOLATED: given} for kind in ("limits", "requests")
         }
-        causes = review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes
+        causes = reviewed(document).causes
         assert (
             "spec.containers[1].resources.requests[corepin.io/isolated-cores]" in fields(causes)
         ) is not right
@@ -150,21 +141,19 @@ def test_a_wrong_request_for_the_pool_is_refused() -> None:
 
 def test_a_budget_that_no_node_has_is_refused() -> None:
     """Slices and pool that need more whole cores than any node has are refused."""
-    settings = load_settings(b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]")
+    settings = b"nodeShapes: [{name: a, cores: 4, threadsPerCore: 2}]"
     large: Any = budgeted("a", 16, {"m": 2, "p": None}, annotations=REQUIRE)
-    causes = review_new_pod(large, settings, Injection(BUILT_IN)).causes
+    causes = reviewed(large, settings).causes
     assert FIELD in fields(causes)
     assert any("needs 8 whole cores for this pod" in cause.message for cause in causes)
     fitting: Any = budgeted("a", 4, {"m": 2, "p": None}, annotations=REQUIRE)
-    assert FIELD not in fields(review_new_pod(fitting, settings, Injection(BUILT_IN)).causes)
+    assert FIELD not in fields(reviewed(fitting, settings).causes)
 
 
 def test_a_pod_whose_pool_must_fit_is_marked_and_gated() -> None:
     """A pod without other claims is marked and gated if its pool must fit."""
     document: Any = budgeted("a", 4, {"p": None}, annotations=REQUIRE)
-    settings = load_settings(b"{gate: true, gateImage: registry.example/corepin}")
-    operations = plan_mutation(document, settings, Injection(BUILT_IN)).operations
-    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    result = patched(document, b"{gate: true, gateImage: registry.example/corepin}")
     assert result["spec"]["initContainers"][0]["name"] == GATE_CONTAINER
     assert GUARDED in result["metadata"]["annotations"]
 
@@ -173,15 +162,15 @@ def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
     """If a later webhook adds a container and LimitRanger runs again, recorded limits still make no slices."""
     document: Any = budgeted("a", 4, {"m": 1, "log": 1}, annotations=ISOLATE)
     document["metadata"]["annotations"] |= {LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
-    document = _mutated(document)
+    document = patched(document)
     assert document["metadata"]["annotations"][FILLED_IN] == "m,log"
     proxy = {"name": "proxy", "resources": {"limits": {"cpu": "1"}}}
     document["spec"]["containers"].append(proxy)
     document["metadata"]["annotations"][LIMIT_RANGER] = _FILLED + "proxy"
-    document = _mutated(document)
+    document = patched(document)
     assert document["metadata"]["annotations"][FILLED_IN] == "m,log,proxy"
-    assert _mutated(document) == document
-    assert review_new_pod(document, PLAIN, Injection(BUILT_IN)).causes == ()
+    assert patched(document) == document
+    assert reviewed(document).causes == ()
     assert read_pod(document).slices == ()
 
 
@@ -192,27 +181,22 @@ def test_limits_of_a_limit_range_are_recorded_for_its_next_run() -> None:
 def test_a_record_of_limits_that_was_copied_is_completed(record: str) -> None:
     """The record of filled-in limits that a copied pod brings is completed by the limits that are filled in now."""
     words = {**ISOLATE, FILLED_IN: record, LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
-    document = _mutated(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
+    document = patched(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
     assert document["metadata"]["annotations"][FILLED_IN] == "m,log"
     document["metadata"]["annotations"][LIMIT_RANGER] = _FILLED + "proxy"
     assert read_pod(document).slices == ()
-    assert _mutated(document) == document
+    assert patched(document) == document
 
 
 @pytest.mark.parametrize("record", ["m,log", "log,m,m,gone"])
 def test_a_record_of_all_limits_is_left_as_it_is(record: str) -> None:
     """A record is replaced only if a container is missing."""
     words = {**ISOLATE, FILLED_IN: record, LIMIT_RANGER: _FILLED + "m; cpu limit for container log"}
-    document = _mutated(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
+    document = patched(budgeted("a", 4, {"m": 1, "log": 1}, annotations=words))
     assert document["metadata"]["annotations"][FILLED_IN] == record
 
 
 _FILLED = "LimitRanger plugin set: cpu limit for container "
-
-
-def _mutated(document: Any) -> Any:
-    operations = plan_mutation(document, PLAIN, Injection(BUILT_IN)).operations
-    return jsonpatch.apply_patch(document, [dict(step) for step in operations])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +207,7 @@ def test_a_resize_of_the_budget_is_reviewed(cpu: str, refused: bool) -> None:
     """A resize may grow or shrink the budget, to a whole number of CPUs."""
     old: Any = budgeted("a", 4, {"m": 2, "p": None})
     new: Any = budgeted("a", cpu, {"m": 2, "p": None})
-    verdict = review_changed_pod(old, new, PLAIN)
+    verdict = changed(old, new)
     assert fields(verdict.causes) == ([FIELD] if refused else [])
     if refused:
         assert verdict.causes[0].message.startswith(
@@ -258,7 +242,7 @@ def test_a_resize_warns_only_if_the_pod_has_another_sum_counted(
     new["spec"]["resources"] = {kind: {"cpu": str(budget)} for kind in ("limits", "requests")}
     for listed, cpus in (("containers", slice_), ("initContainers", init)):
         new["spec"][listed][0]["resources"]["limits"]["cpu"] = str(cpus)
-    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    warnings = changed(old, new, settings).warnings
     counted = [it.message for it in warnings if it.message.startswith("the scheduler still counts")]
     assert [message.partition(",")[0] for message in counted] == [
         f"the scheduler still counts {text}" for text in expected
@@ -280,7 +264,7 @@ def test_a_resize_warns_of_a_first_cpu_limit(old: Any, new: Any, words: Any, war
     annotations = {**EXCLUSIVE, **{f"cpu-manager.corepin.io/{scope}": word for scope, word in words.items()}}
     before: Any = budgeted("a", 4, {"m": 2, **old}, annotations=annotations)
     after: Any = budgeted("a", 5, {"m": 2, **new}, annotations=annotations)
-    warnings = [it for it in review_changed_pod(before, after, PLAIN).warnings if "LimitRange" in it.message]
+    warnings = [it for it in changed(before, after).warnings if "LimitRange" in it.message]
     assert fields(warnings) == (["spec.containers[1].resources.limits[cpu]"] if warned else [])
     assert not warned or "cpu-manager.corepin.io/container.log: exclusive" in warnings[0].message
 
@@ -300,7 +284,7 @@ def test_a_first_cpu_limit_causes_no_other_warning(words: dict[str, str], limit:
     resources = new["spec"]["containers"][1].setdefault("resources", {})
     for kind in ("limits", "requests"):
         resources.setdefault(kind, {})["cpu"] = str(limit)
-    verdict = review_changed_pod(old, new, load_settings(NODES))
+    verdict = changed(old, new, NODES)
     assert not verdict.causes
     assert [it.message.partition(",")[0] for it in verdict.warnings] == [
         "container log had no CPU limit until now"
@@ -313,10 +297,10 @@ def test_a_first_cpu_limit_needs_no_further_core() -> None:
     old: Any = budgeted("a", 6, {"m": 2, "log": None, "web": None}, annotations=REQUIRE)
     new = copy.deepcopy(old)
     new["spec"]["containers"][1]["resources"] = {"limits": {"cpu": "1"}}
-    assert review_changed_pod(old, new, settings).causes == ()
+    assert changed(old, new, settings).causes == ()
     new["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "3"}}
     new["metadata"]["annotations"]["cpu-manager.corepin.io/container.log"] = "exclusive"
-    assert "needs 4 whole cores" in review_changed_pod(old, new, settings).causes[0].message
+    assert "needs 4 whole cores" in changed(old, new, settings).causes[0].message
 
 
 @table(
@@ -339,7 +323,7 @@ def test_a_resize_warns_of_a_container_for_which_nothing_is_counted(
     new = copy.deepcopy(old)
     new["spec"]["resources"] = {kind: {"cpu": str(budget)} for kind in ("limits", "requests")}
     new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = str(slice_)
-    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    warnings = changed(old, new, settings).warnings
     counted_texts = [it.message for it in warnings if it.message.startswith("the scheduler still counts")]
     assert [message.partition(",")[0] for message in counted_texts] == [
         f"the scheduler still counts {text}" for text in expected
@@ -350,34 +334,31 @@ def test_a_resize_to_a_fraction_takes_nothing_from_a_pod_whose_pool_is_empty() -
     """A budget whose CPUs are all slices may be resized to a fraction."""
     old: Any = budgeted("a", 4, {"m": 4, "p": None})
     new: Any = budgeted("a", "4500m", {"m": 4, "p": None})
-    assert not review_changed_pod(old, new, PLAIN).causes
+    assert not changed(old, new).causes
 
 
 @pytest.mark.parametrize("inits", [{}, {"init": (2, "")}])
 def test_a_pod_without_containers_is_reviewed(inits: Any) -> None:
     """A pod without containers is reviewed without an error, since the API server refuses it later."""
     document: Any = budgeted("a", 4, {}, inits, {**SINGLE, **REQUIRE})
-    read = load_settings(NODES)
-    assert not [
-        it for it in plan_mutation(document, read, Injection(BUILT_IN)).operations if it["path"] == ""
-    ]
-    review_new_pod(document, read, Injection(BUILT_IN))
+    assert not [it for it in planned(document, NODES).operations if it["path"] == ""]
+    reviewed(document, NODES)
     larger: Any = budgeted("a", 5, {}, inits, {**SINGLE, **REQUIRE})
-    review_changed_pod(document, larger, read)
+    changed(document, larger, NODES)
 
 
 def test_an_edit_may_give_the_budget_back() -> None:
     """A budget may become a fraction in the edit that sets the policy `none`."""
     old: Any = budgeted("a", 4, {"p": None})
     new: Any = budgeted("a", 4, {"p": None}, annotations={"cpu-manager.corepin.io/pod": "none"})
-    assert not review_changed_pod(old, new, PLAIN).causes
+    assert not changed(old, new).causes
 
 
 def test_a_resize_of_a_pod_without_policies_is_not_looked_at() -> None:
     """A resize of a budget without policies is admitted."""
     old: Any = budgeted("a", 4, {"p": None}, annotations={})
     new: Any = budgeted("a", "3500m", {"p": None}, annotations={})
-    verdict = review_changed_pod(old, new, PLAIN)
+    verdict = changed(old, new)
     assert (verdict.causes, verdict.warnings) == ((), ())
 
 
@@ -391,20 +372,20 @@ def stored_without_budget(document: Any) -> Any:
 def test_a_dropped_budget_is_told() -> None:
     """A pod whose budget the API server dropped after mutation is admitted with a warning."""
     stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}))
-    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    verdict = reviewed(stored, NODES)
     assert (verdict.causes, fields(verdict.warnings)[0]) == ((), "spec.resources")
     assert verdict.warnings[0].message.startswith(
         "the pod was sent with a budget of 4 CPUs, which the API server drops"
     )
     whole = mutated(budgeted("a", 4, {"m": 2, "log": None}), NODES)
-    assert not review_new_pod(whole, load_settings(NODES), Injection(BUILT_IN)).warnings
+    assert not reviewed(whole, NODES).warnings
 
 
 @pytest.mark.parametrize(("words", "resource"), [(REQUIRE, WHOLE), (ISOLATE, ISOLATED)])
 def test_no_cores_are_counted_for_a_dropped_pool(words: dict[str, str], resource: str) -> None:
     """A pod that still requests cores for a dropped pool is refused, because the scheduler would count them in vain."""
     stored = stored_without_budget(budgeted("a", 4, {"m": 2, "log": None}, annotations=words))
-    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    verdict = reviewed(stored, NODES)
     assert fields(verdict.causes) == [f"spec.containers[1].resources.requests[{resource}]"]
     assert "PodLevelResources is off" in verdict.causes[0].message
 
@@ -416,6 +397,6 @@ def test_the_record_of_a_budget_is_of_this_pod() -> None:
         copied = budgeted("a", budget, {"m": 2, "log": None}, annotations={**EXCLUSIVE, key: "4"})
         stored = mutated(copied, b"")
         assert stored["metadata"]["annotations"].get(key) == expected
-        assert plan_mutation(stored, PLAIN, Injection(BUILT_IN)).operations == ()
-        warned = review_new_pod(stored, PLAIN, Injection(BUILT_IN)).warnings
+        assert planned(stored).operations == ()
+        warned = reviewed(stored).warnings
         assert "spec.resources" not in fields(warned)

@@ -8,11 +8,8 @@ import pytest
 
 from tests.pods import CORES, OTHER_CORES, SMT, container, launcher, pod
 from tests.tables import table
-from tests.webhook.rules.mutated import judged, mutated
-from webhook.config.mutations import BUILT_IN
-from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+from tests.webhook.rules.mutated import changed, judged, mutated, reviewed, templated
+from webhook.rules.pods import Verdict
 
 WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
 SINGLE = {"cpu-manager.corepin.io/pod": "exclusive", "numa-policy.corepin.io/pod": "single"}
@@ -135,7 +132,7 @@ def test_a_users_request_is_kept_or_refused(document: Any, settings: bytes, mess
     """A user's own request is kept if some node takes as much, and refused otherwise; also in a template."""
     found = judged(document, settings)
     assert [cause.message[: len(message)] for cause in found.causes] == ([message] if message else [])
-    assert review_template(document, load_settings(settings)).causes == found.causes
+    assert templated(document, settings).causes == found.causes
 
 
 @pytest.mark.parametrize("number", [3, 6, 24])
@@ -150,7 +147,7 @@ def test_a_users_request_gets_an_equal_limit(number: int) -> None:
 def test_a_templates_wrong_count_is_named_where_it_is_written(requests: Any) -> None:
     """A template, whose requests the API server does not fill in, may state a count as a limit alone."""
     document = pod(container("main", {"cpu": "3", NUMA: "2"}, requests), annotations=SINGLE)
-    [cause] = review_template(document, load_settings(UNKNOWN)).causes
+    [cause] = templated(document, UNKNOWN).causes
     kind = "requests" if NUMA in (requests or ()) else "limits"
     assert cause.field == f"spec.containers[0].resources.{kind}[{NUMA}]"
 
@@ -183,17 +180,17 @@ def test_a_resize_beyond_the_request_is_warned_about(
     number = "2" if resource == WHOLE else "4"
     before = stated("4", resource, number, words)
     for cpus, sentence in zip(("5", "2"), sentences, strict=True):
-        verdict = review_changed_pod(before, stated(cpus, resource, number, words), load_settings(TWO))
+        verdict = changed(before, stated(cpus, resource, number, words), TWO)
         assert verdict.causes == ()
         [warning] = verdict.warnings
         assert warning.message.startswith(f"the scheduler still counts {sentence}")
-    assert review_changed_pod(before, before, load_settings(TWO)) == Verdict()
+    assert changed(before, before, TWO) == Verdict()
 
 
 def test_a_replica_that_knows_the_nodes_earlier_refuses_nothing() -> None:
     """A pod that another replica could not count yet is admitted by one that can."""
     document = mutated(pod(container("main", "3"), annotations={SMT: "require"}), UNKNOWN)
-    assert review_new_pod(document, load_settings(TWO), Injection(BUILT_IN)) == Verdict()
+    assert reviewed(document, TWO) == Verdict()
 
 
 @table(
@@ -217,7 +214,7 @@ def test_a_resize_warns_of_a_container_that_requests_no_count(
         old, new = of(stored), of(stored)
     new["spec"]["containers"][1]["resources"] = {kind: {"cpu": larger} for kind in ("limits", "requests")}
     new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "2"
-    warnings = review_changed_pod(old, new, load_settings(settings)).warnings
+    warnings = changed(old, new, settings).warnings
     assert [it.message.partition(",")[0] for it in warnings if "scheduler" in it.message] == [
         f"the scheduler still counts {text}" for text in expected
     ]

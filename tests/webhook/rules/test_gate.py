@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -18,29 +16,27 @@ from pinning.pods.qos import qos_class
 from tests.pods import CORES, CPU_MANAGER, SMT, container, fields, launcher, pod
 from tests.tables import table
 from tests.webhook.requests import generated, request
+from tests.webhook.rules.mutated import patched, planned, reviewed, templated
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
-from webhook.config.settings import Settings, load_settings
+from webhook.config.settings import load_settings
 from webhook.review.handler import Decider
 from webhook.review.response import Denied
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import review_new_pod, review_template
 
 GATE = b"{gate: true, gateImage: 'registry.example/corepin:1', sidecarLimits: claims}"
-ON, OFF = load_settings(GATE), load_settings(b"sidecarLimits: claims")
+ON, OFF = GATE, b"sidecarLimits: claims"
 ISOLATE = {SMT: "isolate"}
 TWO = container("main", {"cpu": "2", "memory": "1Gi"})
 NAMED = load_mutations(b"mutations: {perPod: {spec: {volumes: [{name: corepin-gate, emptyDir: {}}]}}}")
 
 
-def steps(document: Any, settings: Settings = ON, mutations: Mutations = BUILT_IN) -> list[Any]:
+def steps(document: Any, settings: bytes = ON, mutations: Mutations = BUILT_IN) -> list[Any]:
     """Return the patch of a new pod."""
-    return [dict(step) for step in plan_mutation(document, settings, Injection(mutations)).operations]
+    return [dict(step) for step in planned(document, settings, mutations).operations]
 
 
-def applied(document: Any, settings: Settings = ON, mutations: Mutations = BUILT_IN) -> Any:
+def applied(document: Any, settings: bytes = ON, mutations: Mutations = BUILT_IN) -> Any:
     """Return the pod after its patch, of which nothing is shared with another one."""
-    return jsonpatch.apply_patch(copy.deepcopy(document), copy.deepcopy(steps(document, settings, mutations)))
+    return patched(document, settings, mutations)
 
 
 def gates(document: Any) -> list[Any]:
@@ -49,9 +45,9 @@ def gates(document: Any) -> list[Any]:
     return [it for it in listed if it["name"] == GATE_CONTAINER]
 
 
-def refused(document: Any, settings: Settings = ON) -> list[str]:
+def refused(document: Any, settings: bytes = ON) -> list[str]:
     """Return the fields that refuse a pod as it is."""
-    return fields(review_new_pod(document, settings, Injection(BUILT_IN)).causes)
+    return fields(reviewed(document, settings).causes)
 
 
 @table(
@@ -188,7 +184,7 @@ def test_volume_of_the_mutations_file_stays(own: list[str]) -> None:
 
 def test_a_volume_of_the_gates_name_is_part_of_the_cache_key() -> None:
     """A pod whose volume has the gate's name does not share a cached answer with one without."""
-    rules = Decider(ON, BUILT_IN)
+    rules = Decider(load_settings(ON), BUILT_IN)
     plain = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "x"}])))
     own = rules.mutate(request(pod(TWO, annotations=ISOLATE, volumes=[{"name": "corepin-gate"}])))
     assert plain != own
@@ -250,13 +246,13 @@ def test_gate_lets_the_api_server_fill_in_the_pods_limit(requests: Any, limits: 
 
 def test_the_operator_sets_the_resources_of_the_gate() -> None:
     """The operator sets the gate's resources, for a LimitRange; a whole CPU is not a claim and causes no warning."""
-    settings = load_settings(GATE[:-1] + b", gateResources: {cpu: 1, memory: 128Mi}}")
+    settings = GATE[:-1] + b", gateResources: {cpu: 1, memory: 128Mi}}"
     document = pod(TWO, annotations={CPU_MANAGER: "exclusive", **ISOLATE})
     result = applied(document, settings)
     (gate,) = gates(result)
     assert gate["resources"]["requests"] == gate["resources"]["limits"] == {"cpu": "1", "memory": "128Mi"}
     assert [claim.container for claim in read_pod(result).claims] == ["main"]
-    verdict = review_new_pod(result, settings, Injection(BUILT_IN))
+    verdict = reviewed(result, settings)
     assert (verdict.causes, verdict.warnings) == ((), ())
 
 
@@ -300,7 +296,7 @@ def test_its_name_is_its_own(document: Any, field: str) -> None:
     assert gates(document) == gates(applied(document)), "none is added beside it"
     for settings in (ON, OFF):
         assert field in refused(applied(document, settings), settings)
-        assert field in fields(review_template(document, settings).causes)
+        assert field in fields(templated(document, settings).causes)
 
 
 def test_annotation_for_it_is_refused() -> None:
@@ -325,6 +321,6 @@ def test_pod_without_its_gate_is_refused() -> None:
     document = applied(pod(TWO, annotations=ISOLATE), OFF)
     assert refused(document, OFF) == []
     assert refused(document) == ["spec.initContainers"]
-    answer = Decider(ON, BUILT_IN).validate(request(document))
+    answer = Decider(load_settings(ON), BUILT_IN).validate(request(document))
     assert isinstance(answer, Denied)
     assert answer.causes[0].message.startswith("not injected (corepin-gate is missing): either ")

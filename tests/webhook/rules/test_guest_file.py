@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import jsonpatch
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -15,12 +14,9 @@ from pinning.pods.claims import read_pod
 from pinning.pods.resources import members
 from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
 from tests.webhook.requests import BEYOND, generated
+from tests.webhook.rules.mutated import mutated, planned, reviewed
 from webhook.config.mutations import BUILT_IN, Mutations
-from webhook.config.settings import Settings
 from webhook.review.decision_cache import pod_key, reader
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import review_new_pod
 
 EXCLUSIVE = {CPU_MANAGER: "exclusive"}
 VOLUME = {
@@ -38,15 +34,6 @@ def kata(*containers: Any, annotations: dict[str, str] | None = None, **spec: An
     return pod(*listed, annotations=annotations or EXCLUSIVE, runtimeClassName="kata-qemu", **spec)
 
 
-def patched(document: Any, mutations: Mutations = BUILT_IN) -> Any:
-    """Return a pod after its plan; a second plan adds nothing."""
-    injection = Injection(mutations)
-    operations = plan_mutation(document, Settings(), injection).operations
-    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
-    assert plan_mutation(result, Settings(), injection).operations == ()
-    return result
-
-
 def mounts(document: Any) -> dict[str, list[Any]]:
     """Return the mounts at the file's path, by container."""
     spec = document["spec"]
@@ -58,7 +45,7 @@ def mounts(document: Any) -> dict[str, list[Any]]:
 
 def test_containers_with_cpus_get_the_file() -> None:
     """The volume is added once, and mounted into each container that asks for CPUs, init containers too."""
-    result = patched(kata(container("main", "2"), container("beside"), init=[container("first", "1")]))
+    result = mutated(kata(container("main", "2"), container("beside"), init=[container("first", "1")]))
 
     assert result["spec"]["volumes"] == [VOLUME]
     assert mounts(result) == {"main": [MOUNT], "beside": [], "first": [MOUNT]}
@@ -69,7 +56,7 @@ def test_containers_with_cpus_get_the_file() -> None:
 def test_all_containers_beside_the_command_get_the_file() -> None:
     """Where CMK's contract is injected every container may run `cmk isolate`, also one without cores of its own."""
     cores = container("main", {CORES: "2"}, {CORES: "2"})
-    result = patched(kata(cores, container("helper"), annotations={"unrelated": "yes"}))
+    result = mutated(kata(cores, container("helper"), annotations={"unrelated": "yes"}))
 
     assert mounts(result) == {"main": [MOUNT], "helper": [MOUNT]}
 
@@ -77,7 +64,7 @@ def test_all_containers_beside_the_command_get_the_file() -> None:
 def test_a_users_variable_stays() -> None:
     """A user's variable of that name is kept."""
     own = {"name": "COREPIN_CONTAINER", "value": "another"}
-    result = patched(kata(container("main", "2", env=[own])))
+    result = mutated(kata(container("main", "2", env=[own])))
 
     assert result["spec"]["containers"][0]["env"] == [own]
 
@@ -94,14 +81,14 @@ def test_a_users_variable_stays() -> None:
 )
 def test_other_pods_get_none(document: Any) -> None:
     """A pod without a virtual machine, or without a claim, gets no file."""
-    assert plan_mutation(document, Settings(), Injection(BUILT_IN)).operations == ()
+    assert planned(document).operations == ()
 
 
 @pytest.mark.parametrize("mutations", [BUILT_IN, BEYOND], ids=["typed", "beyond the types"])
 def test_it_goes_with_what_else_is_added(mutations: Mutations) -> None:
     """A pod that also gets CMK's contract gets the mounts and volumes of both, and the mark."""
-    result = patched(
-        kata(container("main", {CORES: "2"}, {CORES: "2"}), annotations={SMT: "require"}), mutations
+    result = mutated(
+        kata(container("main", {CORES: "2"}, {CORES: "2"}), annotations={SMT: "require"}), mutations=mutations
     )
 
     assert VOLUME in result["spec"]["volumes"]
@@ -114,13 +101,13 @@ def test_it_goes_with_what_else_is_added(mutations: Mutations) -> None:
 def test_what_is_the_users_stays() -> None:
     """A user's volume of that name is kept, and the file gets another; a user's mount at its folder is kept too."""
     own = {"name": CPUS_VOLUME, "emptyDir": {}}
-    result = patched(kata(volumes=[own]))
+    result = mutated(kata(volumes=[own]))
     assert result["spec"]["volumes"] == [own, VOLUME | {"name": f"{CPUS_VOLUME}-2"}]
     assert mounts(result) == {"main": [MOUNT | {"name": f"{CPUS_VOLUME}-2"}]}
 
     mount = {"name": "mine", "mountPath": f"{CPUS_FOLDER}/"}
     document = kata(container("main", "2", volumeMounts=[mount]), volumes=[{"name": "mine", "emptyDir": {}}])
-    assert plan_mutation(document, Settings(), Injection(BUILT_IN)).operations == ()
+    assert planned(document).operations == ()
 
 
 def test_a_volume_that_is_there_is_used() -> None:
@@ -128,7 +115,7 @@ def test_a_volume_that_is_there_is_used() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(VOLUME))
     stored["downwardAPI"]["defaultMode"] = 420
     stored["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = "v1"
-    result = patched(
+    result = mutated(
         kata(container("main", "2", volumeMounts=[MOUNT]), container("late", "1"), volumes=[stored])
     )
 
@@ -139,7 +126,7 @@ def test_a_volume_that_is_there_is_used() -> None:
 def test_a_users_volume_of_another_name_is_not_the_files() -> None:
     """A user's volume with the same annotation under another name is kept, and the file gets its own."""
     own = VOLUME | {"name": "mine"}
-    result = patched(kata(volumes=[own]))
+    result = mutated(kata(volumes=[own]))
 
     assert result["spec"]["volumes"] == [own, VOLUME]
     assert mounts(result) == {"main": [MOUNT]}
@@ -148,7 +135,7 @@ def test_a_users_volume_of_another_name_is_not_the_files() -> None:
 def test_a_name_of_the_mutations_file_is_not_taken() -> None:
     """A volume of that name in the mutations file is kept."""
     fragment = {"spec": {"volumes": [{"name": CPUS_VOLUME, "emptyDir": {}}]}}
-    result = patched(kata(container("main", {CORES: "1"}, {CORES: "1"})), Mutations(fragment, {}))
+    result = mutated(kata(container("main", {CORES: "1"}, {CORES: "1"})), mutations=Mutations(fragment, {}))
 
     assert [volume["name"] for volume in result["spec"]["volumes"]] == [CPUS_VOLUME, f"{CPUS_VOLUME}-2"]
     assert mounts(result)["main"] == [MOUNT | {"name": f"{CPUS_VOLUME}-2"}]
@@ -157,7 +144,7 @@ def test_a_name_of_the_mutations_file_is_not_taken() -> None:
 def test_a_pod_without_it_is_admitted() -> None:
     """The validating webhook admits a pod without the file, which is only informative."""
     document = kata()
-    assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()
+    assert reviewed(document).causes == ()
 
 
 def test_runtime_class_and_volume_are_part_of_the_cache_key() -> None:
@@ -185,6 +172,6 @@ def key_of(document: Any) -> bytes:
 def test_any_pod_of_a_kata_class_is_patched_once(document: Any) -> None:
     """For any pod each container that asks for CPUs has a mount at the folder, and a second patch adds nothing."""
     document["spec"]["runtimeClassName"] = "kata"
-    there = mounts(patched(document))
+    there = mounts(mutated(document))
     names = Counter(member.name for member in members(document))  # the API server refuses duplicate names
     assert all(there[it.container] for it in read_pod(document).claims if names[it.container] == 1)

@@ -8,10 +8,8 @@ import pytest
 
 from pinning.errors import BadContract
 from tests.pods import CPU_MANAGER, MEMORY, NUMA, container, fields, pod
-from webhook.config.mutations import BUILT_IN
+from tests.webhook.rules.mutated import changed, reviewed
 from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.pods import review_changed_pod, review_new_pod
 
 BOUND = {CPU_MANAGER: "exclusive", NUMA: "single", MEMORY: "bind"}
 LIMIT = "spec.containers[0].resources.limits[memory]"
@@ -49,14 +47,14 @@ def test_a_limit_above_every_node_is_warned(
     configuration: bytes, annotations: dict[str, str], memory: str | None, warned: bool
 ) -> None:
     """A bound container with a limit above every NUMA node's memory has a warning: it would be OOM killed."""
-    verdict = review_new_pod(document(annotations, memory), load_settings(configuration), Injection(BUILT_IN))
+    verdict = reviewed(document(annotations, memory), configuration)
     assert verdict.causes == ()
     assert fields(verdict.warnings) == ([LIMIT] if warned else [])
 
 
 def test_the_warning_names_limit_memory_and_remedy() -> None:
     """The warning names limit, memory, kind of node and both remedies."""
-    verdict = review_new_pod(document(BOUND), load_settings(shapes("4Gi", "2Gi")), Injection(BUILT_IN))
+    verdict = reviewed(document(BOUND), shapes("4Gi", "2Gi"))
     (warning,) = verdict.warnings
     assert warning.message == (
         "8Gi is more than the 4Gi that a NUMA node of kind0 has, and the kernel kills the container when that is used up:"
@@ -84,12 +82,12 @@ def test_an_edit_warns_that_running_containers_keep_their_memory(
     before: dict[str, str], after: dict[str, str], told: bool
 ) -> None:
     """An edit of the memory annotation warns that running containers keep their memory where it is."""
-    verdict = review_changed_pod(document(before), document(after), load_settings(b""))
+    verdict = changed(document(before), document(after))
     assert verdict.causes == ()
     assert fields(verdict.warnings) == ([FIELD] if told else [])
 
 
 def test_taking_single_away_beside_bind_is_refused() -> None:
     """An edit that leaves `bind` without `single` is refused."""
-    verdict = review_changed_pod(document(BOUND), document(BOUND | {NUMA: "packed"}), load_settings(b""))
+    verdict = changed(document(BOUND), document(BOUND | {NUMA: "packed"}))
     assert fields(verdict.causes) == [FIELD]

@@ -11,11 +11,9 @@ from pinning.errors import BadContract
 from pinning.pods.near_counts import MOST_KINDS
 from tests.pods import CORES, OTHER_CORES, SMT, container, pod
 from tests.tables import table
-from tests.webhook.rules.mutated import mutated
-from webhook.config.mutations import BUILT_IN
+from tests.webhook.rules.mutated import changed, mutated, reviewed, templated
 from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+from webhook.rules.pods import Verdict
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"
 NEAR_GPU, NEAR_NIC = "near.corepin.io/nvidia.com.gpu", "near.corepin.io/example.com.nic"
@@ -99,21 +97,21 @@ def test_few_kinds_are_counted() -> None:
     ]
 
 
-def judged(settings: bytes, more: Mapping[str, str | int]) -> list[Verdict]:
+def verdicts(settings: bytes, more: Mapping[str, str | int]) -> list[Verdict]:
     """Return the verdicts on a pod with such limits, and on a workload's template of it."""
-    read, document = load_settings(settings), gpu_pod(more=more)
+    document = gpu_pod(more=more)
     resources = document["spec"]["containers"][0]["resources"]
     resources["requests"] = dict(resources["limits"])  # as the API server fills them in
     injected = mutated(document, settings)
-    return [review_new_pod(injected, read, Injection(BUILT_IN)), review_template(document, read)]
+    return [reviewed(injected, settings), templated(document, settings)]
 
 
 @pytest.mark.parametrize("settings", [b"", ON], ids=["off", "on"])
 def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
     """In pods and templates the user's count is kept if it is 3, which the claim takes, and refused otherwise."""
-    assert not any(verdict.causes for verdict in judged(settings, {NEAR_GPU: "3"}))
+    assert not any(verdict.causes for verdict in verdicts(settings, {NEAR_GPU: "3"}))
     for given in ("0", "2", "4", "2.5"):
-        for verdict in judged(settings, {NEAR_GPU: given}):
+        for verdict in verdicts(settings, {NEAR_GPU: given}):
             (cause,) = verdict.causes
             assert cause.field == f"spec.containers[0].resources.requests[{NEAR_GPU}]"
             words = "differs from the 3 CPUs near devices that device-policy require takes"
@@ -126,7 +124,7 @@ def test_a_count_of_the_users_own_is_right_or_refused(settings: bytes) -> None:
 
 def test_an_amount_that_is_none_is_refused() -> None:
     """An invalid amount is refused, as of every other resource that corepin reads."""
-    (cause,) = review_template(gpu_pod(more={NEAR_GPU: "many"}), load_settings(ON)).causes
+    (cause,) = templated(gpu_pod(more={NEAR_GPU: "many"}), ON).causes
     assert cause.field == f"spec.containers[0].resources.limits[{NEAR_GPU}]"
     assert "is not a quantity" in cause.message
 
@@ -137,7 +135,7 @@ def test_a_resize_is_not_counted_anew() -> None:
     new = mutated(gpu_pod(), ON)
     new["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "40"
     new["spec"]["containers"][0]["resources"].get("requests", {})["cpu"] = "40"
-    verdict = review_changed_pod(old, new, load_settings(ON))
+    verdict = changed(old, new, ON)
     assert not verdict.causes
     (warning,) = (it for it in verdict.warnings if NEAR_GPU in it.field)
     assert warning.message.startswith("the scheduler still counts 3 CPUs near devices for container main")
@@ -160,5 +158,5 @@ def test_a_users_count_of_cpus_beside_devices_stays_in_a_pod_with_a_budget(
     resources = document["spec"]["containers"][0]["resources"]
     resources |= {kind: {**resources["limits"], NEAR_GPU: count} for kind in ("limits", "requests")}
     assert near_counts(document) == {NEAR_GPU: int(count)}
-    verdict = review_new_pod(mutated(document, ON), load_settings(ON), Injection(BUILT_IN))
+    verdict = reviewed(mutated(document, ON), ON)
     assert bool(verdict.causes) == is_refused

@@ -13,24 +13,22 @@ from pinning.contract import GUARDED, NRI_PLUGIN, REQUIRED_PLUGINS
 from pinning.pods.claims import read_pod
 from tests.pods import CORES, CPU_MANAGER, NUMA, SMT, container, launcher, pod
 from tests.webhook.requests import BEYOND, generated, request
+from tests.webhook.rules.mutated import mutated, patched, reviewed
 from webhook.config.mutations import BUILT_IN, Mutations
 from webhook.config.settings import Settings, load_settings
 from webhook.review.handler import Decider
 from webhook.review.response import Allowed
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import review_new_pod
 
 SHIPPED, REQUIRING = Settings(), load_settings(b"requiredPlugins: true")
 
 
 def marked(document: Any, rules: Settings = SHIPPED) -> dict[str, str]:
     """Return the marks of a pod after its plan; a second plan adds nothing."""
-    injection = Injection(BUILT_IN)
-    operations = plan_mutation(document, rules, injection).operations
-    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
-    assert plan_mutation(result, rules, injection).operations == ()
-    return {key: value for key, value in own(result).items() if key in {GUARDED, REQUIRED_PLUGINS}}
+    return {
+        key: value
+        for key, value in own(mutated(document, rules)).items()
+        if key in {GUARDED, REQUIRED_PLUGINS}
+    }
 
 
 def own(document: Any) -> dict[str, str]:
@@ -66,8 +64,7 @@ def test_pods_whose_claims_must_fit_are_marked(document: Any, *, is_marked: bool
 def test_the_mark_takes_nothing_from_what_cmk_adds(mutations: Mutations) -> None:
     """A pod without annotations gets CMK's and the mark."""
     document = pod(container("main", {CORES: "2"}, {CORES: "2"}))
-    operations = plan_mutation(document, Settings(), Injection(mutations)).operations
-    result = jsonpatch.apply_patch(document, [dict(step) for step in operations])
+    result = patched(document, mutations=mutations)
     added = {"cmk.intel.com/resources-injected": "true", GUARDED: "true"}
     assert added.items() <= result["metadata"]["annotations"].items()
 
@@ -108,4 +105,4 @@ def test_exactly_those_are_marked_of_which_a_claim_must_fit(document: Any) -> No
 def test_a_pod_without_the_mark_is_admitted() -> None:
     """The validating webhook admits a pod without the mark, which then starts without the guard."""
     document = pod(container("main", "2"), annotations={SMT: "require"})
-    assert review_new_pod(document, Settings(), Injection(BUILT_IN)).causes == ()
+    assert reviewed(document).causes == ()

@@ -9,11 +9,8 @@ import pytest
 
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
 from tests.tables import table
-from tests.webhook.rules.mutated import judged
-from webhook.config.mutations import BUILT_IN
-from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.pods import Verdict, review_changed_pod, review_new_pod, review_template
+from tests.webhook.rules.mutated import changed, judged, reviewed, templated
+from webhook.rules.pods import Verdict
 
 MUTATE = "cmk.intel.com/mutate"
 SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, cores: 9, threadsPerCore: 1}]"
@@ -22,11 +19,6 @@ SHAPES = b"nodeShapes: [{name: small, cores: 4, threadsPerCore: 2}, {name: big, 
 def fields(verdict: Verdict) -> list[str]:
     """Return the fields of the causes."""
     return [cause.field for cause in verdict.causes]
-
-
-def changed(old: Any, new: Any, settings: bytes = b"") -> Verdict:
-    """Return the verdict on an update."""
-    return review_changed_pod(old, new, load_settings(settings))
 
 
 @table(
@@ -97,7 +89,7 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
 
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
     """A pod without its injection is refused with both possible causes and a remedy for each."""
-    verdict = review_new_pod(pod(container("main", {CORES: "1"})), load_settings(b""), Injection(BUILT_IN))
+    verdict = reviewed(pod(container("main", {CORES: "1"})))
     assert fields(verdict) == ["metadata.annotations[cmk.intel.com/resources-injected]"]
     assert verdict.causes[0].message == (
         "not injected (/metadata/annotations is missing): either the mutating webhook was not called: create the pod"
@@ -267,7 +259,7 @@ def test_a_resized_isolated_container_can_be_edited() -> None:
 
 def test_a_template_with_a_wrong_count_of_isolated_cores_is_wrong() -> None:
     """A template with a wrong request for isolated cores is refused like a pod."""
-    [cause] = review_template(charged("3"), load_settings(b"")).causes
+    [cause] = templated(charged("3")).causes
     assert cause.message == (
         "2 differs from the 3 cores that isolate takes; "
         "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
@@ -299,8 +291,8 @@ def test_other_launchers_need_not_be_guaranteed(document: Any) -> None:
 
 def test_a_template_is_judged_without_its_injection() -> None:
     """A template is not checked for injected parts: only pods are injected."""
-    assert review_template(pod(container("main", {CORES: "1"})), load_settings(b"")) == Verdict()
-    assert len(review_template(pod(annotations={CPU_MANAGER: "all"}), load_settings(b"")).causes) == 1
+    assert templated(pod(container("main", {CORES: "1"}))) == Verdict()
+    assert len(templated(pod(annotations={CPU_MANAGER: "all"})).causes) == 1
 
 
 WRONG = pod(container("main", "1500m"), annotations={CPU_MANAGER: "exclusive", SMT: "alone"})

@@ -12,12 +12,7 @@ from pinning.pods.claims import read_pod
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
-from tests.webhook.rules.mutated import mutated
-from webhook.config.mutations import BUILT_IN
-from webhook.config.settings import load_settings
-from webhook.rules.injection import Injection
-from webhook.rules.mutate import plan_mutation
-from webhook.rules.pods import review_new_pod
+from tests.webhook.rules.mutated import mutated, planned, reviewed
 
 WHOLE, NUMA, ISOLATED = "corepin.io/whole-cores", "corepin.io/numa-cpus", "corepin.io/isolated-cores"
 WORDS: dict[str, dict[str, str]] = {
@@ -88,7 +83,7 @@ def test_a_later_webhook_ends_no_budget(stated: Any, words: dict[str, str], reso
         *(("main",) if "main" in listed else ()),
         *(("proxy",) if resources == ADDED["with a whole CPU"] else ()),
     }
-    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert not reviewed(stored, NODES).causes
     document["spec"]["resources"] = {kind: {"cpu": "4"} for kind in ("limits", "requests")}
     document["spec"]["initContainers"] = [
         {"name": "proxy", "restartPolicy": SIDECAR, "resources": copy.deepcopy(resources)}
@@ -123,7 +118,7 @@ def test_a_budget_that_a_later_sidecar_makes_is_counted(listed: Any, resources: 
     assert budget.cpus == 4
     assert stored["metadata"]["annotations"][POD_BUDGET] == "4"
     assert sum(amounts.get(NUMA, 0) for amounts in counted(stored).values()) == 4
-    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert not reviewed(stored, NODES).causes
 
 
 @table(
@@ -147,7 +142,7 @@ def test_a_budget_that_a_later_webhook_adds_is_counted(
         pod["spec"]["resources"] = copy.deepcopy(STATED[stated])
     stored = mutated(stored, NODES)
     assert stored["metadata"]["annotations"][POD_BUDGET] == "4"
-    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert not reviewed(stored, NODES).causes
     assert sums(stored) == sums(mutated(document, NODES))
 
 
@@ -160,7 +155,7 @@ def test_a_corrected_request_gets_an_equal_limit(stated: Any, words: dict[str, s
     document["spec"]["containers"][0]["resources"]["requests"] = amounts
     document["spec"]["resources"] = copy.deepcopy(stated)
     stored = mutated(document, NODES)
-    assert not review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    assert not reviewed(stored, NODES).causes
     assert sums(stored)  # limits and requests are equal
 
 
@@ -169,7 +164,7 @@ def test_a_refused_count_of_a_budget_that_a_later_webhook_adds_names_that_webhoo
     """If corepin is not called again, the refusal of its count says that another webhook changed the pod."""
     stored = mutated(budgeted("a", None, {"main": 2}, annotations=words), NODES)
     stored["spec"]["resources"] = copy.deepcopy(STATED["both"])
-    causes = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    causes = reviewed(stored, NODES).causes
     messages = [it.message for it in causes if "not injected" not in it.message]
     assert messages
     assert all("another webhook changed the pod" in it for it in messages)
@@ -188,7 +183,7 @@ def test_a_count_of_the_users_own_is_judged_alike_in_each_call(
         document["spec"]["containers"][0]["resources"][kind] = {"cpu": "2", resource: amount}
     stored = meshed(document, ADDED["without amounts"])
     assert stored["spec"]["containers"][0]["resources"]["requests"][resource] == amount
-    refused = fields(review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes)
+    refused = fields(reviewed(stored, NODES).causes)
     assert refused == ([f"spec.containers[0].resources.requests[{ISOLATED}]"] if is_refused else [])
 
 
@@ -199,7 +194,7 @@ def test_pod_level_cpu_that_is_no_budget_is_not_reported_as_dropped() -> None:
     stored = mutated(document, NODES)
     assert stored["metadata"]["annotations"][POD_BUDGET] == "none"
     del stored["spec"]["resources"]
-    verdict = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN))
+    verdict = reviewed(stored, NODES)
     assert not verdict.causes
     assert "spec.resources" not in fields(verdict.warnings)
 
@@ -249,7 +244,7 @@ def test_a_count_is_corrected_to_what_can_be_right(given: int, expected: int) ->
     document: Any = budgeted("a", 4, {"main": 2, "log": "500m"}, annotations=WORDS["require"])
     document["spec"]["containers"][1]["resources"]["limits"][WHOLE] = str(given)
     document["metadata"]["annotations"]["pod-budget.corepin.io/cpus"] = "4"
-    plan = plan_mutation(document, load_settings(b""), Injection(BUILT_IN))
+    plan = planned(document)
     path = "/spec/containers/1/resources/limits/corepin.io~1whole-cores"
     written = [step["value"] for step in plan.operations if step["path"] == path]
     assert written == ([] if given == expected else [str(expected)])
@@ -265,7 +260,7 @@ def test_the_users_count_of_the_pool_stays_beside_corepins() -> None:
     }
     stored = mutated(document, settings)
     assert counted(stored) == {"web": {ISOLATED: 2, NUMA: 8}}
-    assert not review_new_pod(stored, load_settings(settings), Injection(BUILT_IN)).causes
+    assert not reviewed(stored, settings).causes
 
 
 def test_validation_names_the_order_of_webhooks() -> None:
@@ -274,12 +269,12 @@ def test_validation_names_the_order_of_webhooks() -> None:
     stored["spec"]["containers"].append(
         {"name": "proxy", "resources": {"limits": {"cpu": "1", ISOLATED: "1"}}}
     )
-    causes = review_new_pod(stored, load_settings(NODES), Injection(BUILT_IN)).causes
+    causes = reviewed(stored, NODES).causes
     assert fields(causes)[0] == f"spec.containers[1].resources.requests[{ISOLATED}]"
     assert "another webhook changed the pod" in causes[0].message
     users_own: Any = budgeted("a", None, {"main": 2}, annotations=WORDS["isolate"])
     users_own["spec"]["containers"][0]["resources"]["limits"][ISOLATED] = "1"
-    causes = review_new_pod(users_own, load_settings(NODES), Injection(BUILT_IN)).causes
+    causes = reviewed(users_own, NODES).causes
     assert causes[0].message.endswith(
         "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
     )
