@@ -46,6 +46,11 @@ def request(
     return wire.decode(json.dumps(review).encode())
 
 
+def updated(new: Any, old: Any, **more: Any) -> Any:
+    """Return the answer to an update."""
+    return RULES.validate(request(new, old, operation="UPDATE", **more))
+
+
 def denied(answer: Any) -> list[str]:
     """Return the fields of a refusal, none for an admission."""
     return [cause.field for cause in answer.causes] if isinstance(answer, Denied) else []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.pods import CORES, CPU_MANAGER, SMT, container, pod
 from tests.tables import table
-from tests.webhook.requests import BEYOND, RULES, denied, generated, request
+from tests.webhook.requests import BEYOND, RULES, denied, generated, request, updated
 from webhook.config.mutations import BUILT_IN, load_mutations
 from webhook.config.settings import Settings, load_settings
 from webhook.review import wire
@@ -132,7 +132,7 @@ def test_a_pod_that_is_being_deleted_is_never_refused() -> None:
     old = pod(annotations={CPU_MANAGER: "all"})
     new = pod(annotations={CPU_MANAGER: "worse"})
     new["metadata"] = {**(new["metadata"] or {}), "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert RULES.validate(request(new, old, operation="UPDATE")) == Allowed()
+    assert updated(new, old) == Allowed()
 
 
 def test_a_resize_is_judged_by_the_spec() -> None:
@@ -140,7 +140,7 @@ def test_a_resize_is_judged_by_the_spec() -> None:
     annotations = {CPU_MANAGER: "exclusive"}
     old, new = (pod(container("main", cpu), annotations=annotations) for cpu in ("2", "2500m"))
     new["status"] = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "2"}}]}
-    assert denied(RULES.validate(request(new, old, operation="UPDATE", sub="resize"))) == [NO_POLICY]
+    assert denied(updated(new, old, sub="resize")) == [NO_POLICY]
 
 
 WORKLOADS = [
@@ -172,9 +172,9 @@ def test_a_workload_is_warned_never_refused(kind: tuple[str, str]) -> None:
     assert answer.warnings[0].startswith(f"{root}.{NO_POLICY}: corepin: 'all' is not a policy")
     same = copy.deepcopy(wrong)
     same["spec"]["replicas"] = 5
-    assert RULES.validate(request(same, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    assert updated(same, wrong, kind=kind) == Allowed()
     sound = workload(kind[1], pod(container("main", "2"), annotations={CPU_MANAGER: "share"}))
-    assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    assert updated(sound, wrong, kind=kind) == Allowed()
 
 
 @pytest.mark.parametrize(("limits", "warned"), [({"cpu": "2", "nvidia.com/gpu": "1"}, 0), ({"cpu": "2"}, 1)])
@@ -247,24 +247,20 @@ def test_an_update_of_a_virtual_machine_is_judged_by_what_it_changes() -> None:
     old = machine(kind, cores=2, isolateEmulatorThread=True)
     started = copy.deepcopy(old)
     started["spec"]["runStrategy"] = "Always"
-    assert RULES.validate(request(started, old, kind=kind, operation="UPDATE")) == Allowed()
+    assert updated(started, old, kind=kind) == Allowed()
     new = machine(kind, {CPU_MANAGER: "all"}, cores=2, isolateEmulatorThread=True)
-    assert denied(RULES.validate(request(new, old, kind=kind, operation="UPDATE"))) == [
-        f"spec.template.{NO_POLICY}"
-    ]
+    assert denied(updated(new, old, kind=kind)) == [f"spec.template.{NO_POLICY}"]
     new["metadata"] = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-    assert RULES.validate(request(new, old, kind=kind, operation="UPDATE")) == Allowed()
+    assert updated(new, old, kind=kind) == Allowed()
 
 
 def test_an_update_of_a_virtual_machine_may_repair_it_and_not_take_its_template() -> None:
     """An update may repair a wrong virtual machine, but not remove its template."""
     kind = ("kubevirt.io", "VirtualMachine")
     wrong, sound = machine(kind, cores=2, isolateEmulatorThread=True), machine(kind, cores=2)
-    assert RULES.validate(request(sound, wrong, kind=kind, operation="UPDATE")) == Allowed()
+    assert updated(sound, wrong, kind=kind) == Allowed()
     for old in (wrong, sound):
-        assert denied(RULES.validate(request({"spec": {}}, old, kind=kind, operation="UPDATE"))) == [
-            "spec.template"
-        ]
+        assert denied(updated({"spec": {}}, old, kind=kind)) == ["spec.template"]
 
 
 def test_a_running_machine_is_changed_by_kubevirt_alone() -> None:

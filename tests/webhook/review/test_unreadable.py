@@ -11,7 +11,7 @@ import pytest
 from tests.pods import CPU_MANAGER, SMT, container, pod
 from tests.tables import table
 from tests.webhook.edge import Edge
-from tests.webhook.requests import BEYOND, RULES, denied, request
+from tests.webhook.requests import BEYOND, RULES, denied, request, updated
 from webhook.config.mutations import BUILT_IN
 from webhook.config.settings import Settings
 from webhook.review import wire
@@ -205,19 +205,12 @@ def test_what_no_rule_reads_changes_no_answer(mutations: Any, meta: bytes, args:
 def test_an_object_that_could_not_be_read_is_judged_as_new() -> None:
     """If the old object is unreadable the new one is judged as a whole; a running VMI is refused."""
     wrong, right = pod(annotations={CPU_MANAGER: "all"}), pod()
-    assert denied(RULES.validate(request(wrong, 5, operation="UPDATE"))) == [NO_POLICY]
-    assert RULES.validate(request(right, 5, operation="UPDATE")) == Allowed()
+    assert denied(updated(wrong, 5)) == [NO_POLICY]
+    assert updated(right, 5) == Allowed()
     machine = ("kubevirt.io", "VirtualMachine")
-    assert (
-        RULES.validate(
-            request({"spec": {"template": {"spec": {}}}}, {"spec": 5}, kind=machine, operation="UPDATE")
-        )
-        == Allowed()
-    )
+    assert updated({"spec": {"template": {"spec": {}}}}, {"spec": 5}, kind=machine) == Allowed()
     with pytest.raises(Malformed) as refused:
-        RULES.validate(
-            request({"spec": {}}, 5, kind=("kubevirt.io", "VirtualMachineInstance"), operation="UPDATE")
-        )
+        updated({"spec": {}}, 5, kind=("kubevirt.io", "VirtualMachineInstance"))
     assert refused.value.path == "$.request.oldObject"
 
 

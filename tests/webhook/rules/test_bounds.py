@@ -14,7 +14,7 @@ from pinning.pods.claims import read_pod
 from pinning.truncate import MOST_REPORTED
 from tests.pods import CORES, CPU_MANAGER, container, pod
 from tests.webhook.edge import Edge
-from tests.webhook.requests import RULES, denied, request
+from tests.webhook.requests import RULES, denied, request, updated
 from tests.webhook.rules.mutated import planned
 from webhook.review.response import Allowed, Denied, encode, fit_warnings
 
@@ -144,26 +144,21 @@ def test_an_unknown_container_is_refused_with_ten_known_names() -> None:
 # Updates.
 
 
-def update(new: Any, old: Any, kind: tuple[str, str] = ("", "Pod")) -> Any:
-    """Return the answer to an update."""
-    return RULES.validate(request(new, old, kind=kind, operation="UPDATE"))
-
-
 def test_a_new_error_among_old_ones_is_refused() -> None:
     """An update that adds a wrong annotation to a hundred old ones is refused for the new one alone."""
     old, new = ghosts(*range(100)), ghosts(*range(101))
-    assert denied(update(new, old)) == [f"metadata.annotations[{GHOST.format(100)}]"]
-    assert denied(update(ghosts(*range(99), 200), old)) == [f"metadata.annotations[{GHOST.format(200)}]"]
+    assert denied(updated(new, old)) == [f"metadata.annotations[{GHOST.format(100)}]"]
+    assert denied(updated(ghosts(*range(99), 200), old)) == [f"metadata.annotations[{GHOST.format(200)}]"]
 
 
 def test_a_repair_among_old_errors_is_admitted() -> None:
     """An update that removes or repairs one of a hundred wrong annotations is admitted (ratcheting validation)."""
     old = ghosts(*range(100))
-    assert update(ghosts(*range(1, 100)), old) == Allowed()
+    assert updated(ghosts(*range(1, 100)), old) == Allowed()
     repaired = ghosts(*range(100))
     del repaired["metadata"]["annotations"][GHOST.format(50)]
     repaired["metadata"]["annotations"][CPU_MANAGER] = "exclusive"
-    assert update(repaired, old) == Allowed()
+    assert updated(repaired, old) == Allowed()
 
 
 def test_long_words_are_compared_whole() -> None:
@@ -172,8 +167,8 @@ def test_long_words_are_compared_whole() -> None:
     old = pod(annotations={f"smt-policy.corepin.io/{long}1": "prefer", CPU_MANAGER: f"{long}1"})
     key = pod(annotations={f"smt-policy.corepin.io/{long}2": "prefer", CPU_MANAGER: f"{long}1"})
     value = pod(annotations={f"smt-policy.corepin.io/{long}1": "prefer", CPU_MANAGER: f"{long}2"})
-    assert len(denied(update(key, old))) == 1
-    assert denied(update(value, old)) == [f"metadata.annotations[{CPU_MANAGER}]"]
+    assert len(denied(updated(key, old))) == 1
+    assert denied(updated(value, old)) == [f"metadata.annotations[{CPU_MANAGER}]"]
 
 
 WRONG = {"cpu-manager.corepin.io/container.main": "exclusive"}
@@ -206,13 +201,13 @@ WRONG = {"cpu-manager.corepin.io/container.main": "exclusive"}
 )
 def test_a_resize_of_a_wrong_pod_is_admitted(old: Any, new: Any) -> None:
     """A resize of a pod that was wrong before is admitted without a warning."""
-    assert update(new, old) == Allowed()
+    assert updated(new, old) == Allowed()
 
 
 def test_a_resize_that_breaks_a_policy_is_refused() -> None:
     """A resize that makes a container ineligible is refused."""
     sound, wrong = (pod(container("main", cpus), annotations=WRONG) for cpus in ("2", "1500m"))
-    assert len(denied(update(wrong, sound))) == 1
+    assert len(denied(updated(wrong, sound))) == 1
 
 
 def test_features_of_a_machine_may_move() -> None:
@@ -220,9 +215,9 @@ def test_features_of_a_machine_may_move() -> None:
     old = featured(*["wrong"] * 100)
     fewer = featured(*["wrong"] * 100)
     del fewer["spec"]["template"]["spec"]["domain"]["cpu"]["features"][3]
-    assert update(fewer, old, VM) == Allowed()
+    assert updated(fewer, old, kind=VM) == Allowed()
     field = "spec.template.spec.domain.cpu.features[100].policy"
-    assert denied(update(featured(*["wrong"] * 101), old, VM)) == [field]
+    assert denied(updated(featured(*["wrong"] * 101), old, kind=VM)) == [field]
 
 
 # Who gave a container its values.
@@ -276,13 +271,9 @@ def test_too_many_policies_are_one_refusal(kind: tuple[str, str]) -> None:
 def test_an_update_is_refused_when_it_brings_too_many_policies(kind: tuple[str, str]) -> None:
     """An update above the limit of policies is refused; an object stored above it can be edited and repaired."""
     few, many, more = (policies(kind, count) for count in (1, MOST_POLICIES + 1, MOST_POLICIES + 2))
-
-    def update(old: Any, new: Any) -> Any:
-        return RULES.validate(request(new, old, kind=kind, operation="UPDATE"))
-
-    assert isinstance(update(few, many), Denied)
-    assert isinstance(update(many, more), Allowed)
-    assert isinstance(update(more, many), Allowed)
+    assert isinstance(updated(many, few, kind=kind), Denied)
+    assert isinstance(updated(more, many, kind=kind), Allowed)
+    assert isinstance(updated(many, more, kind=kind), Allowed)
 
 
 def test_as_many_policies_as_a_pod_can_use_are_read() -> None:
@@ -311,5 +302,5 @@ def test_policies_beyond_the_number_cost_a_look_at_their_keys(monkeypatch: pytes
 
     monkeypatch.setattr(policy_annotations, "is_policy_key", look)
     old, new = policies(POD, 30_000), policies(POD, 30_000, cpu="3")
-    assert isinstance(RULES.validate(request(new, old, operation="UPDATE")), Allowed)
+    assert isinstance(updated(new, old), Allowed)
     assert len(looks) <= 6 * (MOST_POLICIES + 1)
