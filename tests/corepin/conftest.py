@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.corepin.nodes import Serve, api_objects
 
 TOUCHED = (
     None,
@@ -25,3 +30,15 @@ def _logging_as_it_was() -> Iterator[None]:
     for logger, (level, handlers) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Return a function that makes a server of objects, by their paths, the cluster of the commands."""
+    with ExitStack() as stack:
+
+        def served(objects: Mapping[str, Any]) -> None:
+            config = stack.enter_context(api_objects(tmp_path, objects))
+            monkeypatch.setenv("KUBECONFIG", str(config))
+
+        yield served

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import yaml
 
+Serve = Callable[[Mapping[str, Any]], None]
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 
 
@@ -43,20 +44,17 @@ def agent_socket(path: Path, *answers: bytes) -> Iterator[str]:
             thread.join()
 
 
-@contextmanager
-def api_server(
-    directory: Path, annotations: Mapping[str, str], *, topology: Any = None, **allocatable: str
-) -> Iterator[Path]:
-    """Serve node `n1` and its topology to clients with corepin's user agent; yield a kubeconfig."""
+def node_objects(
+    annotations: Mapping[str, str], *, topology: Any = None, **allocatable: str
+) -> dict[str, Any]:
+    """Return node `n1` and its topology by their paths on the API server."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": "n1", "annotations": dict(annotations)},
         "status": {"allocatable": allocatable},
     }
-    served = {"/api/v1/nodes/n1": node, **({f"{TOPOLOGIES}/n1": topology} if topology else {})}
-    with api_objects(directory, served) as config:
-        yield config
+    return {"/api/v1/nodes/n1": node, **({f"{TOPOLOGIES}/n1": topology} if topology else {})}
 
 
 @contextmanager

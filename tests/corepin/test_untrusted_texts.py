@@ -18,7 +18,7 @@ from kubeyaml.writer import write_yaml
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
 from tests.agent.states import EXCLUSIVE, bound, state_of
-from tests.corepin.nodes import agent_socket, api_objects
+from tests.corepin.nodes import Serve, agent_socket
 from tests.dashboard.documents import grid
 from tests.pods import container
 
@@ -49,12 +49,11 @@ def annotated() -> dict[str, Any]:
 
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_names_in_published_pools_are_harmless_on_the_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+    serve: Serve, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
     """`map` prints names of published pools escaped, each on its own line, also as JSON."""
-    with api_objects(tmp_path, {"/api/v1/nodes/n1": annotated()}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["map", "--node", "n1", "-o", output]) == 0
+    serve({"/api/v1/nodes/n1": annotated()})
+    assert kubectl(["map", "--node", "n1", "-o", output]) == 0
 
     out = capsys.readouterr().out
     assert_harmless(out)
@@ -117,8 +116,7 @@ def _with_brackets(body: bytes) -> bytes:
     ],
 )
 def test_timeline_of_a_pod_is_complete_and_harmless(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
     capsys: pytest.CaptureFixture[str],
     sent: Callable[[bytes], bytes],
     output: str,
@@ -130,9 +128,8 @@ def test_timeline_of_a_pod_is_complete_and_harmless(
         f"{folder}/pods/web": sent(json.dumps(pod()).encode()),
         f"{folder}/events?fieldSelector=involvedObject.uid=u": sent(json.dumps({"items": [event]}).encode()),
     }
-    with api_objects(tmp_path, objects) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["why", "default/web", "-o", output]) == 0
+    serve(objects)
+    assert kubectl(["why", "default/web", "-o", output]) == 0
 
     out = capsys.readouterr().out
     assert_harmless(out)
@@ -141,28 +138,23 @@ def test_timeline_of_a_pod_is_complete_and_harmless(
 
 @pytest.mark.parametrize("sent", [_with_raw_byte, _with_brackets])
 def test_map_of_such_a_node_is_harmless(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
     capsys: pytest.CaptureFixture[str],
     sent: Callable[[bytes], bytes],
 ) -> None:
     """`map` draws a node with such texts, and prints them escaped."""
-    with api_objects(tmp_path, {"/api/v1/nodes/n1": sent(json.dumps(annotated()).encode())}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["map", "--node", "n1"]) == 0
+    serve({"/api/v1/nodes/n1": sent(json.dumps(annotated()).encode())})
+    assert kubectl(["map", "--node", "n1"]) == 0
 
     assert_harmless(capsys.readouterr().out)
 
 
-def test_failure_is_one_harmless_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failure_is_one_harmless_line(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """An error that contains names is printed escaped."""
     names = {"items": [{"metadata": {"name": f"{NASTY}{FORGED}{at}"}} for at in range(2)]}
     path = "/api/v1/nodes?labelSelector=cmk.intel.com/cmk-node=true&limit=6"
-    with api_objects(tmp_path, {path: names}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["map"]) == 2
+    serve({path: names})
+    assert kubectl(["map"]) == 2
 
     error = capsys.readouterr().err
     assert_harmless(error)

@@ -10,8 +10,10 @@ import pytest
 from agent.serve.state_json import to_json
 from corepin.cli import main
 from tests.agent.states import EXCLUSIVE, bound, state_of
-from tests.corepin.nodes import agent_socket, api_server
+from tests.corepin.nodes import Serve, agent_socket, kubeconfig, node_objects
 from tests.machines import materialise
+
+STATE = to_json(state_of(bound("web", annotations=EXCLUSIVE)))
 
 
 @pytest.fixture
@@ -67,15 +69,11 @@ def test_json_has_every_check(doctor: list[str], tmp_path: Path, capsys: pytest.
 
 
 def test_agent_and_cluster_are_compared(
-    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    doctor: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Doctor compares the node's allocatable CPUs in the cluster with the agent's."""
-    state = state_of(bound("web", annotations=EXCLUSIVE))
-    with (
-        agent_socket(tmp_path / "s", to_json(state)) as path,
-        api_server(tmp_path, {}, cpu="7500m") as config,
-    ):
-        monkeypatch.setenv("KUBECONFIG", str(config))
+    serve(node_objects({}, cpu="7500m"))
+    with agent_socket(tmp_path / "s", STATE) as path:
         assert main([*doctor, "--socket", path, "--node", "n1"]) == 1
 
     shown = " ".join(capsys.readouterr().out.split())
@@ -85,19 +83,11 @@ def test_agent_and_cluster_are_compared(
 
 @pytest.mark.parametrize("cpu", [None, "many"])
 def test_node_that_says_no_cpus_is_not_compared(
-    doctor: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    cpu: str | None,
+    doctor: list[str], serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: str | None
 ) -> None:
     """A kubelet that has not reported yet, or an amount that cannot be read, is not known, and not 0."""
-    state = state_of(bound("web", annotations=EXCLUSIVE))
-    with (
-        agent_socket(tmp_path / "s", to_json(state)) as path,
-        api_server(tmp_path, {}, **({"cpu": cpu} if cpu else {})) as config,
-    ):
-        monkeypatch.setenv("KUBECONFIG", str(config))
+    serve(node_objects({}, **({"cpu": cpu} if cpu else {})))
+    with agent_socket(tmp_path / "s", STATE) as path:
         main([*doctor, "--socket", path, "--node", "n1"])
 
     shown = " ".join(capsys.readouterr().out.split())
@@ -106,7 +96,7 @@ def test_node_that_says_no_cpus_is_not_compared(
 
 
 def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
-    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Serve, doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A missing NodeResourceTopology is found where the agent should publish it, and ignored elsewhere."""
     labels = {"app.kubernetes.io/managed-by": "corepin"}
@@ -118,10 +108,10 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
         (None, 1, "FIX NUMA scheduling: this node has no NodeResourceTopology"),
         ({"metadata": {}}, 1, "another program publishes"),
     ):
-        with api_server(tmp_path, {}, topology=topology, cpu="6") as config:
-            monkeypatch.setenv("KUBECONFIG", str(config))
-            assert main([*command, "--node-topology", "on"]) == status
-            assert sentence in " ".join(capsys.readouterr().out.split())
+        serve(node_objects({}, topology=topology, cpu="6"))
+        assert main([*command, "--node-topology", "on"]) == status
+        assert sentence in _words(capsys)
+    kubeconfig(tmp_path, 1)  # out of reach
     assert main([*command, "--node-topology", "on"]) == 0
     assert "NUMA scheduling: not known" in capsys.readouterr().out
     assert main(command) == 0
@@ -129,19 +119,18 @@ def test_numa_scheduling_is_looked_at_where_the_agent_is_to_publish(
 
 
 def test_cpus_beside_devices_are_looked_at_where_the_agent_is_to_publish_them(
-    doctor: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Serve, doctor: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--near-cpus on` adds the check, which needs the node's name and an API server; by default there is no check."""
     command = [*doctor, "--socket", str(tmp_path / "s")]
     for more in ([], ["--node", "n1"]):
         assert main([*command, *more, "--near-cpus", "on"]) == 0
         assert "CPUs near devices: the published resources of the node are not known" in _words(capsys)
-    with api_server(tmp_path, {}, cpu="6") as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main([*command, "--node", "n1", "--near-cpus", "on"]) == 0
-        assert "CPUs near devices: none are counted: no device plugin" in _words(capsys)
-        assert main([*command, "--node", "n1"]) == 0
-        assert "CPUs near devices" not in _words(capsys)
+    serve(node_objects({}, cpu="6"))
+    assert main([*command, "--node", "n1", "--near-cpus", "on"]) == 0
+    assert "CPUs near devices: none are counted: no device plugin" in _words(capsys)
+    assert main([*command, "--node", "n1"]) == 0
+    assert "CPUs near devices" not in _words(capsys)
 
 
 def _words(capsys: pytest.CaptureFixture[str]) -> str:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +29,10 @@ from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near_rooms import FreeDevices
 from pinning.planning.node_config import NodeConfig, StaticPools
-from tests.agent.states import EXCLUSIVE, ISOLATE, bound, state_of
-from tests.corepin.nodes import agent_socket, api_server, kubeconfig
+from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
+from tests.corepin.nodes import Serve, agent_socket, kubeconfig, node_objects
 from tests.pods import container
+from tests.tables import table
 
 SECONDS = 60.0  # a busy machine takes a second or two
 STATE = state_of(bound("web", annotations=EXCLUSIVE), bound("db", container("main", 1), annotations=ISOLATE))
@@ -72,11 +73,38 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
 
 
+Show = Callable[[NodeState | dict[str, Any]], str]
+
+
+@pytest.fixture
+def show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Show:
+    """Return what `corepin map` prints about a state, with single blanks."""
+
+    def shown(state: NodeState | dict[str, Any]) -> str:
+        content = to_json(state) if isinstance(state, NodeState) else json.dumps(state).encode()
+        with agent_socket(tmp_path / "s", content) as path:
+            assert main(["map", "--socket", path]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    return shown
+
+
+def pod_of(state: dict[str, Any], name: str = "web") -> dict[str, Any]:
+    """Return a pod of a state."""
+    return next(pod for pod in state["pods"] if pod["name"] == name)
+
+
+def with_facts(**facts: Any) -> dict[str, Any]:
+    """Return a state in which the container of pod web has these facts too."""
+    state = to_dict(STATE)
+    pod_of(state)["containers"]["main"] |= facts
+    return state
+
+
 def test_local_node_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each owner has its cores in the picture, and a line with the CPUs that the kernel reports."""
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
         assert main(["map", "--socket", path]) == 0
-
     shown = capsys.readouterr().out
     assert shown.startswith(
         f"node {STATE.node}, {STATE.runtime}\ncontainers get their CPUs when their cgroup is created\n"
@@ -97,78 +125,51 @@ def test_cache_alignment_is_shown() -> None:
     assert view_of_state(json.dumps(state).encode()).caches == ""
 
 
-def test_cpus_beside_devices_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpus_beside_devices_are_counted(show: Show) -> None:
     """The map shows free CPUs near devices, for a Node of its allocatable ones, and nothing if the option is off."""
     free = replace(STATE, free_devices=FreeDevices({"nvidia.com/gpu": {CPUSet([1]): 1}}))
     count = free.near_free["near.corepin.io/nvidia.com.gpu"]
-    with agent_socket(tmp_path / "s", to_json(free)) as path:
-        assert main(["map", "--socket", path]) == 0
-    words = " ".join(capsys.readouterr().out.split())
-    assert f"free beside the next device: {count} CPUs (near.corepin.io/nvidia.com.gpu)" in words
+    assert f"free beside the next device: {count} CPUs (near.corepin.io/nvidia.com.gpu)" in show(free)
 
     published = pools_text(free, (), NodeOptions(), {"near.corepin.io/nvidia.com.gpu": 9})
     assert f": {count} of 9 CPUs (near." in view_of_annotations("n", topology_text(free), published).near
     assert view_of_annotations("n", topology_text(STATE), PUBLISHED[STATUS_POOLS]).near == ""
 
 
-def test_free_cores_of_static_pools_have_their_own_sign(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_free_cores_of_static_pools_have_their_own_sign(show: Show) -> None:
     """Free cores of static pools are not part of the shared set, and pods can still get them."""
-    node = state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1)))
-    with agent_socket(tmp_path / "s", to_json(node)) as path:
-        main(["map", "--socket", path])
-
-    words = " ".join(capsys.readouterr().out.split())
+    words = show(state_of(config=NodeConfig(pools=StaticPools(exclusive_cores=2, shared_cores=1))))
     assert "= pool shared (set aside) 2 CPUs 3,7 % pool exclusive (free) 4 CPUs 1-2,5-6" in words
     assert "not for pods" not in words
 
 
-def test_refused_container_is_shown_with_its_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_container_is_shown_with_its_reason(show: Show) -> None:
     """A refused container is shown as not pinned, with the reason."""
-    with agent_socket(tmp_path / "s", to_json(FULL)) as path:
-        main(["map", "--socket", path])
-
-    assert "NOT PINNED (NotEnoughCPUs:" in " ".join(capsys.readouterr().out.split())
+    assert "NOT PINNED (NotEnoughCPUs:" in show(FULL)
 
 
-def test_claims_of_a_container_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The claims of a container are listed with the number of their CPUs, and the NUMA nodes of these."""
-    state = to_dict(STATE)
-    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
-    web |= {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "of claims web-cpu, web-more (2 CPUs, NUMA nodes 0, 1)" in shown
-
-
-def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_shown(show: Show) -> None:
     """Drift, foreign tasks, conflicts, failures and gaps are each shown in words."""
-    state = to_dict(STATE)
-    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
-    web["applied"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
-    web["intruders"] = ["kube-system/x/y"]
-    web["uncounted"] = "it requests 0 cores"
-    web["devices"] = [
+    devices = [
         {"resource": "nvidia.com/gpu", "count": 2, "nodes": [0, 1], "near": False},
         {"resource": "example.com/nic", "count": 1, "nodes": [0], "near": True},
         {"resource": "example.com/x", "count": 1, "nodes": [], "near": None},
     ]
-    web |= {"moreDevices": 3, "devicesUnknown": "the kubelet is silent"}
+    state = with_facts(
+        intruders=["kube-system/x/y"],
+        uncounted="it requests 0 cores",
+        devices=devices,
+        moreDevices=3,
+        devicesUnknown="the kubelet is silent",
+    )
+    pod_of(state)["containers"]["main"]["applied"] |= {"cpus": "0-7", "outside": 2, "narrowed": 1}
     state |= {"observes": True, "podsComplete": False, "containersComplete": False, "failures": ["a/b/c"]}
     state["otherPlugins"] = ["10-balloons"]
     state["conflicts"] = [{"container": "d/e/f", "rewrites": 3}]
     state["pods"][0]["refusal"] = {"message": "'exlusive' is not a policy"}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "NUMA node 0, cache 0, devices example.com/nic, nvidia.com/gpu" in shown
+    shown = show(state)
     for words in (
+        "NUMA node 0, cache 0, devices example.com/nic, nvidia.com/gpu",
         "but the kernel lets it use 0-7",
         "2 tasks allowed on other CPUs",
         "1 task on fewer of them",
@@ -197,138 +198,108 @@ def test_problems_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_words_of_a_machine_on_one_cpu_and_of_what_claims_nothing_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], vcpus: list[str], shown: str
+    show: Show, vcpus: list[str], shown: str
 ) -> None:
     """A VM's line counts vCPUs and names their CPUs; a container beside it runs on the VM's CPUs, not on shared ones."""
     state = to_dict(STATE)
-    pod = next(pod for pod in state["pods"] if pod["name"] == "web")
+    pod = pod_of(state)
     owner = pod["containers"]["main"]
     pod["containers"]["side"] = {**owner, "policy": ""}
     pod["vm"] = {**VM, "vcpus": vcpus}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    words = " ".join(capsys.readouterr().out.split())
+    words = show(state)
     assert f"default/web: virtual machine (qemu), {shown}" in words
     assert f"default/web/main: exclusive on CPUs {owner['cpus']}" in words
     assert f"default/web/side: its virtual machine's CPUs {owner['cpus']}" in words
     assert "shared CPU" not in words.partition("default/web/side")[2].partition("default/web:")[0]
 
 
-def test_threads_of_a_container_that_may_run_on_more_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_threads_of_a_container_that_may_run_on_more_are_counted(show: Show) -> None:
     """The map shows the shared CPUs that a container may use, and that affinity keeps its threads apart."""
-    state = to_dict(STATE)
-    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
-    both = str(CPUSet.parse(web["cpus"]) | CPUSet.parse("0,4"))
-    web |= {"sharedCpus": "0,4", "applied": {**web["applied"], "cpus": both}}
+    state = with_facts(sharedCpus="0,4")
+    web = pod_of(state)["containers"]["main"]
+    web["applied"]["cpus"] = str(CPUSet.parse(web["cpus"]) | CPUSet.parse("0,4"))
     web["applied"]["affinity"] = {"home": 2, "others": 1, "both": 0}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = show(state)
     assert "and shared CPUs 0,4, as the kernel says" in shown
     assert "2 tasks bound to its own CPUs by affinity, 1 to the shared CPUs" in shown
     assert "on both" not in shown
 
 
-def test_noise_is_shown_by_the_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Noise is shown per second: an unknown count is replaced by its reason, and an unchanged count is 0."""
-    state = to_dict(STATE)
-    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
-    web["noise"] = {
-        "kind": "interrupts",
-        "since": "2026-11-20T10:00:00Z",
-        "seconds": 20.0,
-        "softirqs": 250,
-        "waitSeconds": 0.03,
-        "otherSlices": 0,
-        "unknown": ["masked"],
-    }
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "disturbances per second: 12.5 softirqs, 1.5 ms of waiting, 0 time slices of other tasks" in shown
-    assert "not counted: masked" in shown
-    assert "interrupts of devices above the operator's limit since 2026-11-20T10:00:00Z" in shown
-    assert "device interrupts" not in shown
+NOISE = {
+    "kind": "interrupts",
+    "since": WHEN,
+    "seconds": 20.0,
+    "softirqs": 250,
+    "waitSeconds": 0.03,
+    "otherSlices": 0,
+}
+EXECS = f"entered by exec {{}}, last at {WHEN}"
 
 
-@pytest.mark.parametrize(
-    ("told", "shown"),
-    [
-        pytest.param({"quiet": True}, "as the kernel says, interrupts kept off", id="quiet"),
-        pytest.param({"notProven": "too many cgroups"}, "not proven: too many cgroups", id="not proven"),
-        pytest.param({"notQuiet": "no component"}, "not kept quiet: no component", id="not"),
-        pytest.param(
+@table(
+    "facts, expected, absent",
+    {
+        "its claims, with the number of their CPUs and the NUMA nodes of these": (
+            {"origin": "dra", "claims": ["web-cpu", "web-more"], "numaNodes": [0, 1]},
+            "of claims web-cpu, web-more (2 CPUs, NUMA nodes 0, 1)",
+            "CPUs, NUMA node 0",
+        ),
+        "noise by the second, of which an unchanged count is 0": (
+            {"noise": NOISE},
+            "disturbances per second: 12.5 softirqs, 1.5 ms of waiting, 0 time slices of other tasks",
+            "device interrupts",
+        ),
+        "why noise is not counted": ({"noise": NOISE | {"unknown": ["masked"]}}, "not counted: masked", ""),
+        "since when noise is above the limit": (
+            {"noise": NOISE},
+            f"interrupts of devices above the operator's limit since {WHEN}",
+            "not counted",
+        ),
+        "quiet": ({"quiet": True}, "as the kernel says, interrupts kept off", "not kept quiet"),
+        "quiet, but not proven": ({"notProven": "too many cgroups"}, "not proven: too many cgroups", ""),
+        "not quiet": ({"notQuiet": "no component"}, "not kept quiet: no component", ""),
+        "interrupts that stay": (
             {"quiet": True, "kept": ["25 (eth1)"]},
             "other interrupts kept off, interrupts on its CPUs by its irq-policy: 25 (eth1)",
-            id="kept",
+            "",
         ),
-        pytest.param(
+        "no interrupt that could stay": (
             {"notKept": "no interrupt has a name like eth7"},
             "irq-policy: no interrupt has a name like eth7",
-            id="not kept",
+            "",
         ),
-    ],
+        "one exec": ({"execs": {"time": WHEN, "count": 1}}, EXECS.format("1 time"), "after their start"),
+        "execs on CPUs, with their delay": (
+            {"execs": {"time": WHEN, "count": 3, "placed": 2, "cpus": "5", "seconds": 0.0123}},
+            f"{EXECS.format('3 times')}, 2 of these put on CPUs 5, at the latest 12.3 ms after their start",
+            "",
+        ),
+        "execs that had ended": (
+            {"execs": {"time": WHEN, "count": 3, "cpus": "5"}},
+            f"{EXECS.format('3 times')}, 0 of these put on CPUs 5",
+            "after their start",
+        ),
+    },
 )
-def test_map_says_whether_interrupts_are_kept_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], told: dict[str, object], shown: str
+def test_map_shows_a_fact_of_a_container(
+    show: Show, facts: dict[str, Any], expected: str, absent: str
 ) -> None:
-    """The map shows whether interrupts are kept off a container's CPUs, and those that other programs move back."""
-    state = to_dict(STATE)
-    next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"].update(told)
-    state["quiet"] = {"cpus": "1", "conflicts": ["25 (eth0)"]}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-
-    text = " ".join(capsys.readouterr().out.split())
-    assert shown in text
-    assert "interrupt 25 (eth0): another program moved it back three times" in text
+    """The map shows claims, noise, quiet and execs of a container in words."""
+    shown = show(with_facts(**facts))
+    assert expected in shown
+    assert not absent or absent not in shown
 
 
-@pytest.mark.parametrize(
-    ("execs", "shown"),
-    [
-        pytest.param({"count": 1}, "entered by exec 1 time, last at 2026-11-20T10:00:00Z", id="counted"),
-        pytest.param(
-            {"count": 3, "placed": 2, "cpus": "5", "seconds": 0.0123},
-            "entered by exec 3 times, last at 2026-11-20T10:00:00Z, 2 of these put on CPUs 5, at the latest 12.3 ms"
-            " after their start",
-            id="placed",
-        ),
-        pytest.param(
-            {"count": 3, "cpus": "5"},
-            "entered by exec 3 times, last at 2026-11-20T10:00:00Z, 0 of these put on CPUs 5",
-            id="all-had-ended",
-        ),
-    ],
-)
-def test_execs_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], execs: dict[str, object], shown: str
-) -> None:
-    """The map shows how many processes were executed in a container, and on which CPUs they were put."""
-    state = to_dict(STATE)
-    web = next(pod for pod in state["pods"] if pod["name"] == "web")["containers"]["main"]
-    web["execs"] = {"time": "2026-11-20T10:00:00Z", **execs}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-    words = " ".join(capsys.readouterr().out.split())
-    assert shown in words
-    assert ("after their start" in words) == ("seconds" in execs)
+def test_interrupt_that_other_programs_move_back_is_shown(show: Show) -> None:
+    """The map names the interrupts that other programs move back onto quiet CPUs."""
+    state = with_facts(quiet=True) | {"quiet": {"cpus": "1", "conflicts": ["25 (eth0)"]}}
+    assert "interrupt 25 (eth0): another program moved it back three times" in show(state)
 
 
 @pytest.mark.parametrize("reason", ["the runtime does not report them", "", None])
-def test_execs_that_are_not_counted_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str | None
-) -> None:
+def test_execs_that_are_not_counted_are_named(show: Show, reason: str | None) -> None:
     """The reason is shown, because a container without listed execs may have some."""
-    state = {**to_dict(STATE), "execsReason": reason}
-    with agent_socket(tmp_path / "s", json.dumps(state).encode()) as path:
-        main(["map", "--socket", path])
-    words = " ".join(capsys.readouterr().out.split())
+    words = show({**to_dict(STATE), "execsReason": reason})
     assert ("processes that enter by exec are not counted: the runtime does not" in words) == bool(reason)
 
 
@@ -340,15 +311,12 @@ def test_json_is_the_agents_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out) == to_dict(STATE)
 
 
-def test_published_node_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_node_is_drawn(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --node the same machine is drawn from the node's annotations, and given as JSON."""
-    with api_server(tmp_path, PUBLISHED) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["map", "--node", "n1"]) == 0
-        drawn = capsys.readouterr().out
-        assert main(["map", "--node", "n1", "-o", "json"]) == 0
+    serve(node_objects(PUBLISHED))
+    assert main(["map", "--node", "n1"]) == 0
+    drawn = capsys.readouterr().out
+    assert main(["map", "--node", "n1", "-o", "json"]) == 0
 
     shown = json.loads(capsys.readouterr().out)
     with agent_socket(tmp_path / "s", to_json(STATE)) as path:
@@ -363,13 +331,12 @@ def test_published_node_is_drawn(
 
 
 def test_plan_uses_the_published_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`corepin plan --node` plans on the machine and with the reserved CPUs that the agent published."""
     (tmp_path / "pod.yaml").write_text(POD)
-    with api_server(tmp_path, PUBLISHED) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["plan", "-f", str(tmp_path / "pod.yaml"), "--node", "n1", "-o", "json"]) == 0
+    serve(node_objects(PUBLISHED))
+    assert main(["plan", "-f", str(tmp_path / "pod.yaml"), "--node", "n1", "-o", "json"]) == 0
 
     line = json.loads(capsys.readouterr().out)
     assert line["assignments"]["default/new/main"]["cpus"] == "1,5"
@@ -411,8 +378,7 @@ def test_without_agent_the_remedy_is_printed(tmp_path: Path, capsys: pytest.Capt
 )
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_cluster_without_the_node(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
     capsys: pytest.CaptureFixture[str],
     annotations: dict[str, str],
     node: str,
@@ -420,9 +386,8 @@ def test_cluster_without_the_node(
     output: str,
 ) -> None:
     """A missing node, a missing annotation and a damaged one are each reported in one line."""
-    with api_server(tmp_path, annotations) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["map", "--node", node, "-o", output]) == 2
+    serve(node_objects(annotations))
+    assert main(["map", "--node", node, "-o", output]) == 2
 
     error = capsys.readouterr().err
     assert message in error

@@ -16,7 +16,7 @@ from corepin.node.pod_timeline import Entry, agent_status, timeline_of
 from pinning.contract import CMK_INJECTED, CRANE_CPU_MANAGER, GATE_CONTAINER, GUARDED, STATUS_CPUS
 from pinning.pods.types import Pod
 from tests.agent.states import EXCLUSIVE, ISOLATE, WHEN, bound, state_of
-from tests.corepin.nodes import api_objects
+from tests.corepin.nodes import Serve
 from tests.pods import container
 
 LATER = "2026-11-20T10:00:07Z"
@@ -59,21 +59,24 @@ def changed(pod: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {**pod, "status": {**pod["status"], **status}}
 
 
+def with_facts(annotations: dict[str, str] = EXCLUSIVE, **facts: Any) -> dict[str, Any]:
+    """Return pod web, of whose container main the agent has published these facts too."""
+    pod, _ = shown(bound("web", annotations=annotations))
+    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    status["containers"]["main"] |= facts
+    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    return pod
+
+
+def entries_of(pod: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return stage and message of the entries of a pod's timeline."""
+    return [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+
+
 def test_timeline_of_a_pinned_pod() -> None:
     """The timeline has claim, node, start, decision and proof in chronological order, and no waits."""
-    timeline = timeline_of(
-        *shown(
-            bound(
-                "web",
-                annotations={
-                    **ISOLATE,
-                    "quota-policy.corepin.io/pod": "keep",
-                    "device-policy.corepin.io/pod": "none",
-                },
-            ),
-            when=LATER,
-        )
-    )
+    words = {"quota-policy.corepin.io/pod": "keep", "device-policy.corepin.io/pod": "none"}
+    timeline = timeline_of(*shown(bound("web", annotations={**ISOLATE, **words}), when=LATER))
 
     assert timeline.title == "pod default/web, Running, on node node-1"
     assert timeline.entries == (
@@ -123,11 +126,7 @@ def test_timeline_has_the_shared_cpus_of_a_container() -> None:
 
 def test_noise_is_in_the_timeline() -> None:
     """The timeline has noise on the container's CPUs with its start, also of a kind from a later agent."""
-    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"]["noise"] = {"kind": "interrupts", "since": LATER}
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
-    entry = timeline_of(pod, []).entries[-1]
+    entry = timeline_of(with_facts(noise={"kind": "interrupts", "since": LATER}), []).entries[-1]
 
     assert (entry.time, entry.message) == (
         LATER,
@@ -138,15 +137,9 @@ def test_noise_is_in_the_timeline() -> None:
 def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
     """The timeline shows the requested noise and irq policies, and the reasons why they are not in effect."""
     words = {"noise-policy.corepin.io/pod": "quiet", "irq-policy.corepin.io/pod": "devices, eth1"}
-    pod, _ = shown(bound("web", annotations={**EXCLUSIVE, **words}))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"] |= {
-        "notQuiet": "no irqbalance",
-        "notKept": "no interrupt has a name like eth1",
-        "notProven": "too many cgroups",
-    }
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
-    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
+    kept = "no interrupt has a name like eth1"
+    facts = {"notQuiet": "no irqbalance", "notKept": kept, "notProven": "too many cgroups"}
+    entries = entries_of(with_facts({**EXCLUSIVE, **words}, **facts))
 
     assert ("proof", "the CPUs of main are not kept quiet: no irqbalance") in entries
     assert ("proof", "the irq-policy of main: no interrupt has a name like eth1") in entries
@@ -156,21 +149,16 @@ def test_cpus_that_are_not_quiet_are_among_the_proofs() -> None:
 
 def test_devices_are_among_the_proofs() -> None:
     """The timeline names the devices that a container's CPUs are near."""
-    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"]["devices"] = [{"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}]
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    pod = with_facts(devices=[{"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}])
     assert (WHEN, "proof", "main runs beside a.b/c on NUMA node 1") in timeline_of(pod, []).entries
 
 
 def test_timeline_has_the_moments_of_devices() -> None:
     """The timeline shows when the agent asked the kubelet for devices, and the answer, before decision and proof."""
-    pod, events = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
+    _, events = shown(bound("web", annotations=EXCLUSIVE))
     asked, named = WHEN.replace("10:00:00", "09:59:58"), WHEN.replace("10:00:00", "09:59:59")
     device = {"resource": "a.b/c", "count": 1, "nodes": [1], "near": True}
-    status["containers"]["main"] |= {"devices": [device], "devicesAsked": asked, "devicesNamed": named}
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    pod = with_facts(devices=[device], devicesAsked=asked, devicesNamed=named)
     entries = [it for it in timeline_of(pod, events).entries if asked <= it.time and it.stage != "start"]
     assert [(it.time, it.stage) for it in entries[:2]] == [(asked, "devices"), (named, "devices")]
     assert entries[0].message == "the agent asked the kubelet for the devices of main"
@@ -183,31 +171,19 @@ def test_timeline_has_the_moments_of_devices() -> None:
 )
 def test_claims_of_a_container_are_among_the_decisions(nodes: list[int], place: str) -> None:
     """The claims of a container are listed with the number of their CPUs, and the NUMA nodes of these."""
-    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    main = status["containers"]["main"]
-    main |= {"origin": "dra", "claims": ["web-cpu"], "numaNodes": nodes, "cpus": "1-2"}
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
-    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
-    assert ("decision", f"main has the CPUs of claim web-cpu (2 CPUs, {place})") in entries
+    pod = with_facts(origin="dra", claims=["web-cpu"], numaNodes=nodes, cpus="1-2")
+    assert ("decision", f"main has the CPUs of claim web-cpu (2 CPUs, {place})") in entries_of(pod)
 
 
 def test_damaged_status_of_a_claim_is_shown_without_a_number() -> None:
     """An invalid CPU list is shown without a count; without the admission policy users can write the annotation."""
-    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"] |= {"origin": "dra", "claims": ["x"], "numaNodes": [0], "cpus": "zzz"}
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
-    entries = [(it.stage, it.message) for it in timeline_of(pod, []).entries]
-    assert ("decision", "main has the CPUs of claim x (NUMA node 0)") in entries
+    pod = with_facts(origin="dra", claims=["x"], numaNodes=[0], cpus="zzz")
+    assert ("decision", "main has the CPUs of claim x (NUMA node 0)") in entries_of(pod)
 
 
 def test_claim_that_the_scheduler_does_not_count_is_shown_once() -> None:
     """An uncounted claim is one entry of the timeline: from its event, or from the status once the event expired."""
-    pod, _ = shown(bound("web", annotations=EXCLUSIVE))
-    status = json.loads(pod["metadata"]["annotations"][STATUS_CPUS])
-    status["containers"]["main"]["uncounted"] = "it requests 0 corepin.io/isolated-cores"
-    pod["metadata"]["annotations"][STATUS_CPUS] = json.dumps(status)
+    pod = with_facts(uncounted="it requests 0 corepin.io/isolated-cores")
 
     def told(container: str) -> list[str]:
         message = f"container {container}: it requests 0 corepin.io/isolated-cores"
@@ -367,15 +343,14 @@ def test_warnings_of_others_are_part_of_it() -> None:
 
 
 def test_the_guide_shows_it_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The timeline in the user guide is what the command prints about the guide's first pod."""
     containers = container("app", {"cpu": 2, "memory": "1Gi"}), container("log")
     pod, events = shown(bound("web", *containers, annotations={CRANE_CPU_MANAGER: "exclusive"}), when=LATER)
     monkeypatch.setenv("COLUMNS", "200")
-    with api_objects(tmp_path, served(pod, events)) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["why", "web", "-n", "default"]) == 0
+    serve(served(pod, events))
+    assert kubectl(["why", "web", "-n", "default"]) == 0
 
     shown_there = f"$ kubectl corepin why web\n{capsys.readouterr().out}```\n"
     assert shown_there in Path("docs/user-guide.md").read_text(encoding="utf-8")
@@ -385,7 +360,7 @@ def test_the_guide_shows_it_so(
     "words", [("web",), ("web", "-n", "default"), ("default/web",), ("web", "--context", "x")]
 )
 def test_command_prints_the_timeline(
-    tmp_path: Path,
+    serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: tuple[str, ...],
@@ -395,11 +370,10 @@ def test_command_prints_the_timeline(
     events.append({"metadata": {}, "type": "Warning", "reason": "Odd", "message": "\x1b[31mred"})
     events.append({"metadata": {}, "type": "Warning", "firstTimestamp": "\x1b[2J"})
     monkeypatch.setenv("COLUMNS", "70")
-    with api_objects(tmp_path, served(pod, events)) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["why", *words]) == 0
-        text = capsys.readouterr().out
-        assert main(["why", *words, "-o", "json"]) == 0
+    serve(served(pod, events))
+    assert main(["why", *words]) == 0
+    text = capsys.readouterr().out
+    assert main(["why", *words, "-o", "json"]) == 0
 
     assert max(map(len, text.splitlines())) <= 70
     assert f"{WHEN}  claim      main wants 2 CPUs" in text
@@ -411,16 +385,13 @@ def test_command_prints_the_timeline(
     assert told["story"][0]["stage"] == "claim" or told["story"][0]["time"] == ""
 
 
-def test_failures_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failures_are_one_line(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing pod, and an annotation of another version, are errors in one line."""
     pod, _ = shown(bound("web", annotations=ISOLATE))
     pod["metadata"]["annotations"][STATUS_CPUS] = '{"version": 2, "containers": {}}'
-    with api_objects(tmp_path, served(pod, [])) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["why", "none"]) == 2
-        assert main(["why", "web"]) == 2
+    serve(served(pod, []))
+    assert main(["why", "none"]) == 2
+    assert main(["why", "web"]) == 2
 
     first, second = capsys.readouterr().err.splitlines()
     assert first == "corepin why: pod default/none: the API server answered 404 (Not Found)"
@@ -428,15 +399,12 @@ def test_failures_are_one_line(
 
 
 @pytest.mark.parametrize("name", ["", "ns/", "/", ".", "ns/..", "a?b", "a/b/c"])
-def test_name_of_no_pod_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_name_of_no_pod_is_refused(serve: Serve, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """An empty name, as from an unset shell variable, would make the API server list all pods."""
     pods = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
     paths = [f"/api/v1/namespaces/{namespace}/pods/" for namespace in ("default", "ns")]
-    with api_objects(tmp_path, dict.fromkeys(paths, pods)) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["why", name]) == 2
+    serve(dict.fromkeys(paths, pods))
+    assert main(["why", name]) == 2
     assert capsys.readouterr().err == f"corepin why: {name!r} names no pod: write POD or NAMESPACE/POD\n"
 
 
@@ -447,15 +415,12 @@ def test_two_namespaces_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == error
 
 
-def test_refused_pod_shows_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_pod_shows_what_to_do(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """The output ends with what a refused pod waits for."""
     full = bound("big", container("main", 6), annotations=EXCLUSIVE)
     pod, events = shown(bound("late", annotations=EXCLUSIVE), full)
-    with api_objects(tmp_path, served(pod, events)) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert main(["why", "late"]) == 0
+    serve(served(pod, events))
+    assert main(["why", "late"]) == 0
 
     assert "\nIt waits for:\n- CPUs for main: wanted 2 free CPUs" in capsys.readouterr().out
 

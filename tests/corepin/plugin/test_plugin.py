@@ -11,7 +11,7 @@ from corepin.cli import PLUGIN_VERBS, kubectl
 from corepin.plugin.doctor import SELECTOR
 from pinning.contract import STATUS_POOLS, STATUS_TOPOLOGY
 from tests.agent.states import EXCLUSIVE, bound, state_of
-from tests.corepin.nodes import api_objects
+from tests.corepin.nodes import Serve
 
 AGENTS = "/api/v1/nodes?labelSelector=cmk.intel.com/cmk-node=true&limit=6"
 
@@ -40,13 +40,10 @@ def test_help_names_the_plugin(capsys: pytest.CaptureFixture[str], verb: str) ->
     assert capsys.readouterr().out.startswith(f"usage: kubectl corepin {verb}".rstrip())
 
 
-def test_map_draws_the_only_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_map_draws_the_only_node(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     """`map` draws the only node that has an agent."""
-    with api_objects(tmp_path, {AGENTS: named("n1"), "/api/v1/nodes/n1": published()}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["map"]) == 0
+    serve({AGENTS: named("n1"), "/api/v1/nodes/n1": published()})
+    assert kubectl(["map"]) == 0
 
     assert capsys.readouterr().out.startswith("node n1, as it was published\n")
 
@@ -61,17 +58,15 @@ def test_map_draws_the_only_node(
     ],
 )
 def test_which_node_has_to_be_clear(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve,
     capsys: pytest.CaptureFixture[str],
     verb: str,
     nodes: tuple[str, ...],
     message: str,
 ) -> None:
     """Without a node, and with several, the error names the remedy."""
-    with api_objects(tmp_path, {AGENTS: named(*nodes)}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl([verb]) == 2
+    serve({AGENTS: named(*nodes)})
+    assert kubectl([verb]) == 2
 
     error = capsys.readouterr().err
     assert error.startswith(f"kubectl corepin {verb}: ")
@@ -103,17 +98,16 @@ def kubectl_that(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> 
 
 
 def test_doctor_runs_where_the_agent_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The plugin executes `corepin doctor` in the agent's pod on the node, and returns its exit code."""
     kubectl_that(tmp_path, monkeypatch, 'echo "$@"; exit 1')
     pods = {"items": [*named("strange")["items"], controlled("agent-x")]}
-    with api_objects(tmp_path, {pods_on("n1"): pods, pods_on("n2"): named(), **IS_THERE}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1", "--context", "x", "--noise", "10", "-o", "json"]) == 1
-        assert kubectl(["doctor", "--node", "n2"]) == 2
-        monkeypatch.setenv("PATH", "/nonexistent")
-        assert kubectl(["doctor", "--node", "n1"]) == 2
+    serve({pods_on("n1"): pods, pods_on("n2"): named(), **IS_THERE})
+    assert kubectl(["doctor", "--node", "n1", "--context", "x", "--noise", "10", "-o", "json"]) == 1
+    assert kubectl(["doctor", "--node", "n2"]) == 2
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert kubectl(["doctor", "--node", "n1"]) == 2
 
     out, error = capfd.readouterr()
     there = "exec --namespace corepin-agent agent-x --container agent -- corepin doctor"
@@ -123,17 +117,16 @@ def test_doctor_runs_where_the_agent_is(
 
 
 def test_doctor_executes_in_no_pod_that_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`doctor` skips a terminating agent pod, which has the phase Running until it exits."""
     kubectl_that(tmp_path, monkeypatch, 'echo "$4"')
     ending = controlled("agent-old")
     ending["metadata"]["deletionTimestamp"] = "2026-11-28T07:00:00Z"
     both, alone = {"items": [ending, controlled("agent-new")]}, {"items": [ending]}
-    with api_objects(tmp_path, {pods_on("n1"): both, pods_on("n2"): alone, **IS_THERE}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1"]) == 0
-        assert kubectl(["doctor", "--node", "n2"]) == 2
+    serve({pods_on("n1"): both, pods_on("n2"): alone, **IS_THERE})
+    assert kubectl(["doctor", "--node", "n1"]) == 0
+    assert kubectl(["doctor", "--node", "n2"]) == 2
     out, error = capfd.readouterr()
     assert out == "agent-new\n"
     assert "(pod agent-old is ending): repeat the command when the next one runs" in error
@@ -151,13 +144,17 @@ def test_doctor_executes_in_no_pod_that_ends(
     ],
 )
 def test_exit_code_of_a_doctor_that_could_not_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], script: str, code: int
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    script: str,
+    code: int,
 ) -> None:
     """Exit code 1 of kubectl means findings only if doctor has printed its summary; otherwise the plugin returns 2."""
     kubectl_that(tmp_path, monkeypatch, script)
-    with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1"]) == code
+    serve({pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE})
+    assert kubectl(["doctor", "--node", "n1"]) == code
 
     assert ("has not finished" in capfd.readouterr().err) is (code == 2 and "exit 2" not in script)
 
@@ -174,6 +171,7 @@ def test_exit_code_of_a_doctor_that_could_not_look(
     ],
 )
 def test_doctor_executes_in_no_pod_of_anything_else(
+    serve: Serve,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -182,9 +180,8 @@ def test_doctor_executes_in_no_pod_of_anything_else(
 ) -> None:
     """`doctor` executes only in a pod that a DaemonSet controls: labels and owner references can be forged."""
     kubectl_that(tmp_path, monkeypatch, "echo executed")
-    with api_objects(tmp_path, {pods_on("n1"): {"items": [pod]}, **IS_THERE, **objects}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1"]) == 2
+    serve({pods_on("n1"): {"items": [pod]}, **IS_THERE, **objects})
+    assert kubectl(["doctor", "--node", "n1"]) == 2
 
     out, error = capfd.readouterr()
     assert out == ""
@@ -192,7 +189,7 @@ def test_doctor_executes_in_no_pod_of_anything_else(
 
 
 def test_doctor_looks_in_the_namespace_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An installation in another namespace is reached by --namespace, and pods elsewhere are not asked for."""
     kubectl_that(tmp_path, monkeypatch, 'echo "$@"')
@@ -200,9 +197,8 @@ def test_doctor_looks_in_the_namespace_it_is_given(
         pods_on("n1", "ours"): {"items": [controlled("agent-y")]},
         AGENT_SET.replace("corepin-agent", "ours", 1): IS_THERE[AGENT_SET],
     }
-    with api_objects(tmp_path, objects) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1", "-n", "ours"]) == 0
+    serve(objects)
+    assert kubectl(["doctor", "--node", "n1", "-n", "ours"]) == 0
 
     assert capfd.readouterr().out.startswith("exec --namespace ours agent-y ")
 
@@ -215,6 +211,7 @@ def test_doctor_looks_in_the_namespace_it_is_given(
     ],
 )
 def test_what_the_pod_prints_is_harmless(
+    serve: Serve,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -224,9 +221,8 @@ def test_what_the_pod_prints_is_harmless(
     """Control characters in the pod's output do not reach the terminal."""
     said = r"\033]52;c;x\007\302\2332J\342\200\256\377\n"
     kubectl_that(tmp_path, monkeypatch, f"printf '{said}'; printf '{said}' >&2")
-    with api_objects(tmp_path, {pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE}) as config:
-        monkeypatch.setenv("KUBECONFIG", str(config))
-        assert kubectl(["doctor", "--node", "n1", "-o", output]) == 0
+    serve({pods_on("n1"): {"items": [controlled("agent-x")]}, **IS_THERE})
+    assert kubectl(["doctor", "--node", "n1", "-o", output]) == 0
 
     out, error = capfd.readouterr()
     assert out == shown
