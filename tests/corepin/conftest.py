@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.corepin.nodes import Serve, api_objects
+from tests.corepin.plans import Planning
 
 TOUCHED = (
     None,
@@ -42,3 +43,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             monkeypatch.setenv("KUBECONFIG", str(config))
 
         yield served
+
+
+@pytest.fixture
+def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Planning:
+    """Return `corepin plan` with its files in the folder of the test."""
+    return Planning(tmp_path, capsys)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from corepin.cli import main
 from tests.corepin.documents import written
@@ -68,20 +71,50 @@ def virtual(kind: str, more: str = "", spec: str = DEDICATED, metadata: str = ""
     return f"apiVersion: {group}\nkind: {kind}\nmetadata: {{name: desk, {metadata}}}\nspec: {{{text}}}\n"
 
 
-def planned(
-    capsys: pytest.CaptureFixture[str], directory: Path, *documents: str
-) -> tuple[list[dict[str, object]], str]:
-    """Return the assignments after each event, by pod, and the text on standard error."""
-    source = written(directory, *documents)
-    assert main(["plan", "-f", source, "--topology", machine(directory), "-o", "json"]) == 0
-    captured = capsys.readouterr()
-    events = [json.loads(line) for line in captured.out.splitlines()]
-    return [
-        {
-            "pod": event["pod"].removeprefix("default/"),
-            "cpus": {
-                name.split("/")[1]: assignment["cpus"] for name, assignment in event["assignments"].items()
-            },
-        }
-        for event in events
-    ], captured.err
+@dataclass(frozen=True)
+class Planning:
+    """`corepin plan` on the machine, with files in a folder."""
+
+    directory: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *documents: str, flags: Sequence[str] = (), code: int = 0) -> CaptureResult[str]:
+        """Return the output of a plan of the documents, if any, which ends with this exit code."""
+        source = ("-f", written(self.directory, *documents)) if documents else ()
+        assert main(["plan", *source, "--topology", machine(self.directory), *flags]) == code
+        return self.capsys.readouterr()
+
+    def lines(self, *documents: str, flags: Sequence[str] = ()) -> list[Any]:
+        """Return the JSON lines."""
+        return [
+            json.loads(line) for line in self.run(*documents, flags=("-o", "json", *flags)).out.splitlines()
+        ]
+
+    def words(self, *documents: str, flags: Sequence[str] = ()) -> str:
+        """Return the text with single blanks."""
+        return " ".join(self.run(*documents, flags=flags).out.split())
+
+    def failure(self, *documents: str, flags: Sequence[str] = ()) -> str:
+        """Return the one line of an error."""
+        out, error = self.run(*documents, flags=flags, code=2)
+        assert out == ""
+        assert error.startswith("corepin plan: ")
+        assert error.count("\n") == 1
+        return error
+
+    def events(self, *documents: str) -> tuple[list[Any], str]:
+        """Return the assignments after each event, by pod, and the text on standard error."""
+        out, notes = self.run(*documents, flags=("-o", "json"))
+        return [
+            {
+                "pod": event["pod"].removeprefix("default/"),
+                "cpus": {name.split("/")[1]: it["cpus"] for name, it in event["assignments"].items()},
+            }
+            for event in map(json.loads, out.splitlines())
+        ], notes
+
+    def file(self, text: str) -> str:
+        """Return the path of a new file."""
+        path = self.directory / "given.yaml"
+        path.write_text(text)
+        return str(path)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from tests.corepin.plans import planned, pod, virtual, workload
+from tests.corepin.plans import Planning, pod, virtual, workload
 from tests.tables import table
 
 
@@ -58,14 +54,10 @@ GOING = "deletionTimestamp: 2026-01-01T00:00:00Z"
     },
 )
 def test_what_is_owned_counts_with_its_controller(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    documents: tuple[str, ...],
-    names: list[str],
-    owned: str,
+    plan: Planning, documents: tuple[str, ...], names: list[str], owned: str
 ) -> None:
     """A controller and the objects it owns are planned once, as the controller; a note names the owned ones."""
-    events, notes = planned(capsys, tmp_path, *documents)
+    events, notes = plan.events(*documents)
 
     assert [event["pod"] for event in events] == names
     assert notes == f"corepin plan: counted with their owners: {owned}\n"
@@ -109,22 +101,22 @@ def test_what_is_owned_counts_with_its_controller(
     },
 )
 def test_a_pod_without_its_controller_is_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: tuple[str, ...], names: list[str]
+    plan: Planning, documents: tuple[str, ...], names: list[str]
 ) -> None:
     """A pod whose controller is not in the files, or is another object, is planned for itself."""
-    events, notes = planned(capsys, tmp_path, *documents)
+    events, notes = plan.events(*documents)
 
     assert [event["pod"] for event in events] == names
     assert notes == ""
 
 
-def test_instance_of_a_stopped_machine_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_instance_of_a_stopped_machine_counts(plan: Planning) -> None:
     """A halted VirtualMachine adds no pod, but its instance that still runs is planned."""
     documents = (
         virtual("VirtualMachine", "runStrategy: Halted"),
         virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
     )
-    events, notes = planned(capsys, tmp_path, *documents)
+    events, notes = plan.events(*documents)
 
     assert [event["pod"] for event in events] == ["virt-launcher-desk"]
     assert notes.endswith("VirtualMachine desk: brings no pod: spec.runStrategy is Halted\n")

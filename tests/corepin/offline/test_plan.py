@@ -7,33 +7,20 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from corepin.cli import main
 from pinning.machine.cpuset import CPUSet
-from tests.corepin.documents import CONFIG_MAP, written
-from tests.corepin.plans import GPU_POD, machine, pod
+from tests.corepin.documents import CONFIG_MAP
+from tests.corepin.plans import GPU_POD, Planning, machine, pod
 from tests.environments.process.tree import regular, write_tree
 from tests.machines import NAMES, lscpu_text, materialise
 from tests.tables import table
 
 
-def lines(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, *pods: str, flags: tuple[str, ...] = ()
-) -> list[Any]:
-    """Run `corepin plan -o json` and return its lines."""
-    source = written(tmp_path, *pods)
-    assert main(["plan", "-f", source, "--topology", machine(tmp_path), "-o", "json", *flags]) == 0
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_after_each_event(plan: Planning) -> None:
     """Each JSON line is the whole node after its event."""
-    first, second = lines(
-        capsys,
-        tmp_path,
+    first, second = plan.lines(
         pod("name: web, namespace: team", policy="exclusive"),
         pod("name: rt", "3", smt="isolate"),
     )
@@ -50,11 +37,9 @@ def test_a_line_after_each_event(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert second["shared"] == "0,2-3,7-8,10-11,15"
 
 
-def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_documents_are_events(plan: Planning) -> None:
     """A repeated name is an update, a deleted pod frees its CPUs, and waiting pods get them, oldest first."""
-    events = lines(
-        capsys,
-        tmp_path,
+    events = plan.lines(
         pod("name: a", "12", policy="exclusive"),
         pod("name: b", "4", policy="exclusive"),
         pod("name: c", "4", policy="exclusive"),
@@ -84,14 +69,13 @@ def test_documents_are_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
 
 
-def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_words_are_as_people_read_them(plan: Planning) -> None:
     """Names sort by number (p2 before p10), `share` is named, and text and JSON have the same shared set."""
     pods = (pod("name: p10", policy="share"), pod("name: p2", policy="exclusive"))
-    *_, last = lines(capsys, tmp_path, *pods)
+    *_, last = plan.lines(*pods)
     assert list(last["assignments"]) == ["default/p2/main", "default/p10/main"]
 
-    assert main(["plan", "-f", written(tmp_path, *pods), "--topology", machine(tmp_path)]) == 0
-    legend = [line.split("  ") for line in capsys.readouterr().out.splitlines() if "CPUs  " in line]
+    legend = [line.split("  ") for line in plan.run(*pods).out.splitlines() if "CPUs  " in line]
 
     legend_cpus = {name: cpus for _, name, *_, cpus in legend}
     assert list(legend_cpus) == [
@@ -103,11 +87,9 @@ def test_names_and_words_are_as_people_read_them(tmp_path: Path, capsys: pytest.
     assert legend_cpus["shared"] == last["shared"]
 
 
-def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_age_and_names(plan: Planning) -> None:
     """The creationTimestamp decides which pod is older, and pods with generateName get different names."""
-    events = lines(
-        capsys,
-        tmp_path,
+    events = plan.lines(
         pod("name: full", "14", policy="exclusive"),
         pod("name: young", "8", policy="exclusive"),
         pod("name: old", "8", "creationTimestamp: 2020-01-01T00:00:00Z, uid: u-1", policy="exclusive"),
@@ -119,50 +101,41 @@ def test_age_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(events[5]["assignments"]) == ["default/old/main", "default/x-4/main", "default/x-5/main"]
 
 
-def test_flags_and_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_and_configuration(plan: Planning) -> None:
     """The file of --config configures the node, and --reserved overrides it."""
-    config = tmp_path / "node.yaml"
-    config.write_text("reserved: 3\nsmtPolicy: isolate\n")
-    (line,) = lines(capsys, tmp_path, pod("name: a", policy="exclusive"), flags=("--config", str(config)))
+    config = plan.file("reserved: 3\nsmtPolicy: isolate\n")
+    (line,) = plan.lines(pod("name: a", policy="exclusive"), flags=("--config", config))
     assert (line["assignments"]["default/a/main"]["cpus"], line["shared"]) == ("0-1", "2-7,10-15")
-    flags = ("--config", str(config), "--reserved", "0-2")
-    (line,) = lines(capsys, tmp_path, pod("name: a", policy="exclusive"), flags=flags)
+    flags = ("--config", config, "--reserved", "0-2")
+    (line,) = plan.lines(pod("name: a", policy="exclusive"), flags=flags)
     assert line["assignments"]["default/a/main"]["idle"] == "12-13"
 
 
 @pytest.mark.parametrize("kind", ["file", "tree", "sys"])
-def test_the_machine_as_file_or_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_the_machine_as_file_or_directory(plan: Planning, tmp_path: Path, kind: str) -> None:
     """JSON of lscpu, a directory that stands for / and one that stands for /sys give the same plan."""
     name = next(name for name in NAMES if len(json.loads(lscpu_text(name))["cpus"]) in range(4, 33))
     root = materialise(name, tmp_path / "root")
     (tmp_path / "l.json").write_text(lscpu_text(name))
     given = {"file": tmp_path / "l.json", "tree": root, "sys": root / "sys"}[kind]
-    source = written(tmp_path, pod("name: a", "1", policy="share"))
-    assert main(["plan", "-f", source, "--topology", str(given), "-o", "json"]) == 0
-    (line,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    (line,) = plan.lines(pod("name: a", "1", policy="share"), flags=("--topology", str(given)))
     assert len(line["assignments"]) == 1
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_the_machine_from_standard_input(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, mark: bytes
+    plan: Planning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes
 ) -> None:
     """The output of lscpu can be piped, also where an editor or a shell has put a byte order mark before it."""
     text = Path(machine(tmp_path)).read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(mark + text)))
 
-    assert main(["plan", "-f", written(tmp_path, pod("name: a")), "--topology", "-"]) == 0
-    assert "8 cores, 16 CPUs" in capsys.readouterr().out
+    assert "8 cores, 16 CPUs" in plan.run(pod("name: a"), flags=("--topology", "-")).out
 
 
-def test_the_text_shows_machine_reasons_and_hidden_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_text_shows_machine_reasons_and_hidden_cost(plan: Planning) -> None:
     """The text has the machine, owners with their policies, refusals, and CPUs that stay idle because of a policy."""
-    config = tmp_path / "node.yaml"
-    config.write_text("pools: {exclusive_cores: 6, shared_cores: 1}\n")
+    config = plan.file("pools: {exclusive_cores: 6, shared_cores: 1}\n")
     beside = "- {name: proxy, resources: {requests: {cpu: 700m}}}\n"
     with_proxy = (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: web, annotations: {smt-policy.corepin.io/container.main: isolate}}\n"
@@ -171,18 +144,9 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
     cmk = pod("name: cmk").replace("cpu: 2", "cmk.intel.com/exclusive-cores: 1")
     vm = pod("name: vm", "1", "labels: {kubevirt.io: virt-launcher}").replace("name: main", "name: compute")
     vm = vm.replace("spec: {", 'spec: {nodeSelector: {cpumanager: "true"}, ')
-    source = written(
-        tmp_path,
-        with_proxy,
-        cmk,
-        vm,
-        pod("name: s", "1", policy="share"),
-        pod("name: big", "20", policy="exclusive"),
-    )
-    code = main(["plan", "-f", source, "--topology", machine(tmp_path), "--config", str(config)])
-    out = capsys.readouterr().out
+    shared, big = pod("name: s", "1", policy="share"), pod("name: big", "20", policy="exclusive")
+    out, _ = plan.run(with_proxy, cmk, vm, shared, big, flags=("--config", config))
     words = " ".join(out.split())
-    assert code == 0
     for text in (
         "2 sockets, 2 NUMA nodes",
         "= pool shared (set aside)",
@@ -200,24 +164,19 @@ def test_the_text_shows_machine_reasons_and_hidden_cost(
     assert "\x1b" not in out
 
 
-def test_gate_is_no_hidden_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gate_is_no_hidden_cost(plan: Planning) -> None:
     """The gate container of a pod from the cluster holds no CPUs and is not in the output."""
     gate = "spec: {initContainers: [{name: corepin-gate, resources: {requests: {cpu: 200m}}}], "
-    source = written(tmp_path, pod("name: web", policy="exclusive").replace("spec: {", gate))
-    assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    out, _ = plan.run(pod("name: web", policy="exclusive").replace("spec: {", gate))
     assert "default/web/main: exclusive" in out
     assert "corepin-gate" not in out
 
 
-def test_isolated_cpus_and_warnings_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_isolated_cpus_and_warnings_are_printed(plan: Planning, tmp_path: Path) -> None:
     """The plan warns a container with several isolated CPUs that the kernel does not balance threads there."""
     write_tree(tmp_path / "root", replace(regular(16), isolated=CPUSet.parse("2,10")))
-    source = written(
-        tmp_path, pod("name: a", smt="require", policy="exclusive"), pod("name: b", "500m", smt="prefer")
-    )
-    assert main(["plan", "-f", source, "--topology", str(tmp_path / "root")]) == 0
-    words = " ".join(capsys.readouterr().out.split())
+    pods = pod("name: a", smt="require", policy="exclusive"), pod("name: b", "500m", smt="prefer")
+    words = plan.words(*pods, flags=("--topology", str(tmp_path / "root")))
     assert "isolcpus: the kernel does not balance threads there" in words
     assert (
         "warnings: default/b: metadata.annotations[smt-policy.corepin.io/pod]: prefer has no effect" in words
@@ -251,11 +210,7 @@ def test_isolated_cpus_and_warnings_are_printed(tmp_path: Path, capsys: pytest.C
     },
 )
 def test_mistakes_are_one_line(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    documents: tuple[str, ...],
-    flags: tuple[str, ...],
-    message: str,
+    plan: Planning, tmp_path: Path, documents: tuple[str, ...], flags: tuple[str, ...], message: str
 ) -> None:
     """Every error is printed in one line with exit code 2, never as a traceback."""
     files = {
@@ -267,14 +222,7 @@ def test_mistakes_are_one_line(
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     named = [str(tmp_path / flag) if flag in files else flag for flag in flags]
-    source = written(tmp_path, *documents)
-    code = main(["plan", "-f", source, "--topology", machine(tmp_path), *named])
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert message in captured.err
-    assert captured.err.startswith("corepin plan: ")
-    assert captured.err.count("\n") == 1
+    assert message in plan.failure(*documents, flags=named)
 
 
 NEAR = """\
@@ -292,37 +240,29 @@ spec:
 """
 
 
-def test_bound_memory_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bound_memory_is_shown(plan: Planning, tmp_path: Path) -> None:
     """JSON and text name the NUMA node that memory is bound to, and warn about a memory limit above its size."""
     root = materialise("qemu-2s4c2t", tmp_path / "machine")
     (root / "sys/devices/system/node/node0/meminfo").write_text("Node 0 MemTotal:  1048576 kB\n")
-    given = ["plan", "-f", written(tmp_path, NEAR), "--topology", str(root)]
-
-    assert main([*given, "-o", "json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["assignments"]["default/near/app"]["memoryNodes"] == [0]
-    assert main(given) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    (line,) = plan.lines(NEAR, flags=("--topology", str(root)))
+    assert line["assignments"]["default/near/app"]["memoryNodes"] == [0]
+    text = plan.words(NEAR, flags=("--topology", str(root)))
     assert "on one NUMA node; memory of NUMA node 0 alone" in text
     assert "default/near/app: its memory limit 2048 MiB is above the 1024 MiB of NUMA node 0" in text
 
 
-def test_the_legend_names_the_source_of_the_reserve(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_legend_names_the_source_of_the_reserve(plan: Planning) -> None:
     """The legend says `configured` for a reserve that a flag names, and `default` otherwise."""
-    source = written(tmp_path, pod("name: x"))
     for flags, meaning in (((), "reserved (default)"), (("--reserved", "1"), "reserved (configured)")):
-        assert main(["plan", "-f", source, "--topology", machine(tmp_path), *flags]) == 0
-        assert meaning in capsys.readouterr().out
+        assert meaning in plan.run(pod("name: x"), flags=flags).out
 
 
-def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpus_are_beside_devices(plan: Planning) -> None:
     """A pod that asks for devices gets free ones, and CPUs beside them; its init container counts with all of them."""
     pods = (GPU_POD.format(name="a", gpus=1), GPU_POD.format(name="b", gpus="junk"), pod("name: c"))
     flags = ("--device", "nvidia.com/gpu=1,1", "--device", "example.com/nic=0+1,-1")
 
-    first, *_ = lines(capsys, tmp_path, *pods, flags=flags)
+    first, *_ = plan.lines(*pods, flags=flags)
 
     for container in ("load", "main"):
         found = first["assignments"][f"default/a/{container}"]
@@ -339,77 +279,56 @@ def test_cpus_are_beside_devices(tmp_path: Path, capsys: pytest.CaptureFixture[s
     },
 )
 def test_a_pod_that_requires_its_devices(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
-    reason: str,
-    text: str,
+    plan: Planning, flags: tuple[str, ...], reason: str, text: str
 ) -> None:
     """Under a required device policy a pod without CPUs near its devices is refused, with the reason."""
     word = "exclusive, device-policy.corepin.io/container.main: require"
     given = GPU_POD.replace("exclusive", word).format(name="a", gpus=2).replace("cpu: 2", "cpu: 12")
 
-    (line,) = lines(capsys, tmp_path, given, flags=flags)
+    (line,) = plan.lines(given, flags=flags)
 
     (refused,) = (it for it in line["refused"] if it["container"] == "default/a/main")
     assert refused["reason"] == reason
     assert text in refused["message"]
 
 
-def test_devices_are_shown_with_their_numa_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_are_shown_with_their_numa_nodes(plan: Planning) -> None:
     """The text says which devices the CPUs are beside, which not, and which have no known NUMA node."""
     nics = GPU_POD.replace("nvidia.com/gpu: {gpus}", "nvidia.com/gpu: {gpus}, example.com/nic: 1")
     large = nics.replace("cpu: 2", "cpu: 10").format(name="large", gpus=1)
-    given = ["plan", "-f", written(tmp_path, large), "--topology", machine(tmp_path)]
-
-    assert main([*given, "--device", "nvidia.com/gpu=1", "--device", "example.com/nic=-1"]) == 0
-
-    text = " ".join(capsys.readouterr().out.split())
+    text = plan.words(large, flags=("--device", "nvidia.com/gpu=1", "--device", "example.com/nic=-1"))
     assert (
         "; with 1 example.com/nic, whose NUMA node is not known; not all beside 1 nvidia.com/gpu on NUMA node 1"
         in text
     )
 
 
-def test_a_numa_node_that_the_machine_lacks_is_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_numa_node_that_the_machine_lacks_is_a_note(plan: Planning) -> None:
     """Devices of such a NUMA node count as devices without one; a number that the machine has, or -1, causes no note."""
-    pods = written(tmp_path, GPU_POD.format(name="a", gpus=1))
-    given = ["plan", "-f", pods, "--topology", machine(tmp_path), "--device"]
-    assert main([*given, "nvidia.com/gpu=77+90,0,-1"]) == 0
+    given = GPU_POD.format(name="a", gpus=1)
     assert (
         "corepin plan: nvidia.com/gpu on NUMA nodes 77,90: no CPUs of this machine are known to be near, so that such a"
-        " device counts as one without a node; name NUMA nodes of 0-1, or" in capsys.readouterr().err
-    )
-    assert main([*given, "nvidia.com/gpu=0,-1"]) == 0
-    assert not capsys.readouterr().err
+        " device counts as one without a node; name NUMA nodes of 0-1, or"
+    ) in plan.run(given, flags=("--device", "nvidia.com/gpu=77+90,0,-1")).err
+    assert not plan.run(given, flags=("--device", "nvidia.com/gpu=0,-1")).err
 
 
-def test_free_cpus_beside_the_next_device_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_free_cpus_beside_the_next_device_are_counted(plan: Planning) -> None:
     """The free CPUs beside the next device are the minimum beside all free devices, and 0 if none is free."""
-    given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,1", "-f"]
+    flags = ("--device", "nvidia.com/gpu=1,1")
     pods = [GPU_POD.format(name=name, gpus=1) for name in ("a", "b")]
-
-    assert main([*given, written(tmp_path, *pods), "-o", "json"]) == 0
-    counted = [json.loads(line)["nearCPUs"] for line in capsys.readouterr().out.splitlines()]
+    counted = [line["nearCPUs"] for line in plan.lines(*pods, flags=flags)]
     assert counted == [{"near.corepin.io/nvidia.com.gpu": 6}, {"near.corepin.io/nvidia.com.gpu": 0}]
-
-    assert main([*given, written(tmp_path, pods[0])]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = plan.words(pods[0], flags=flags)
     assert "free beside the next device: 6 CPUs (near.corepin.io/nvidia.com.gpu)" in text
 
 
-def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_are_free_again_with_their_pod(plan: Planning) -> None:
     """A pod that requests more devices than are free gets none and a warning; a deleted pod frees its devices."""
     gone = GPU_POD.replace("metadata: {{", "metadata: {{deletionTimestamp: 2026-01-01T00:00:00Z, ")
     pods = [GPU_POD.format(name="a", gpus=2), GPU_POD.format(name="b", gpus=1)]
-    given = ["plan", "--topology", machine(tmp_path), "--device", "nvidia.com/gpu=1,0"]
-
-    assert main([*given, "-f", written(tmp_path, *pods)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    flags = ("--device", "nvidia.com/gpu=1,0")
+    text = plan.words(*pods, flags=flags)
     assert (
         "default/b: container main asks for 1 nvidia.com/gpu, 0 free: the kubelet would refuse the pod"
         in text
@@ -417,8 +336,7 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
     assert "beside 2 nvidia.com/gpu on NUMA nodes 0, 1" in text
 
     pods.insert(1, gone.format(name="a", gpus=2))
-    assert main([*given, "-f", written(tmp_path, *pods), "-o", "json"]) == 0
-    *_, last = map(json.loads, capsys.readouterr().out.splitlines())
+    *_, last = plan.lines(*pods, flags=flags)
     assert [row["count"] for row in last["assignments"]["default/b/main"]["devices"]] == [1]
 
 
@@ -432,13 +350,9 @@ def test_devices_are_free_again_with_their_pod(tmp_path: Path, capsys: pytest.Ca
         "a node and none": ("nvidia.com/gpu=0+-1", "'0+-1' is not a NUMA node"),
     },
 )
-def test_a_wrong_device_is_refused(
-    flag: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_device_is_refused(plan: Planning, flag: str, message: str) -> None:
     """A wrong device is refused with flag, error and an example."""
-    given = ["plan", "-f", written(tmp_path, pod("name: a")), "--topology", machine(tmp_path)]
-    assert main([*given, "--device", flag]) == 2
-    assert message in capsys.readouterr().err
+    assert message in plan.failure(pod("name: a"), flags=("--device", flag))
 
 
 BUDGET = """
@@ -453,9 +367,9 @@ spec:
 """
 
 
-def test_a_pool_is_an_owner_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_is_an_owner_of_its_own(plan: Planning) -> None:
     """The pool of a pod, which is its budget without the slices, is listed and drawn with the containers that run there."""
-    (line,) = lines(capsys, tmp_path, BUDGET)
+    (line,) = plan.lines(BUDGET)
     slice_of_main = {
         "policy": "exclusive",
         "smtPolicy": "prefer",
@@ -465,8 +379,7 @@ def test_a_pool_is_an_owner_of_its_own(tmp_path: Path, capsys: pytest.CaptureFix
     }
     pool = slice_of_main | {"policy": "pod", "cpus": "2,10"}
     assert line["assignments"] == {"default/a/main": slice_of_main, "default/a/(pool)": pool}
-    assert main(["plan", "-f", written(tmp_path, BUDGET), "--topology", machine(tmp_path)]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = plan.words(BUDGET)
     assert "not for pods" not in text
     assert "default/a/(pool): pod, CPUs 2,10 on NUMA node 0: the rest of the pod's budget, for log" in text
     assert "hidden cost" not in text

@@ -9,24 +9,24 @@ import pytest
 from corepin.cli import main
 from corepin.offline.replicas import MOST_REPLICAS
 from pinning.machine.cpuset import CPUSet
-from tests.corepin.documents import CONFIG_MAP, POD, written
-from tests.corepin.plans import DEDICATED, machine, planned, pod, virtual, workload
+from tests.corepin.documents import CONFIG_MAP, POD
+from tests.corepin.plans import DEDICATED, Planning, machine, pod, virtual, workload
 from tests.tables import table
 from webhook.rules.workloads import TEMPLATES
 
 
-def pods(capsys: pytest.CaptureFixture[str], directory: Path, *documents: str) -> list[object]:
+def pods(plan: Planning, *documents: str) -> list[object]:
     """Return the pods of the events, and check that standard error is empty."""
-    events, notes = planned(capsys, directory, *documents)
+    events, notes = plan.events(*documents)
     assert notes == ""
     return [event["pod"] for event in events]
 
 
 @pytest.mark.parametrize("kind", [*(kind for _, kind in TEMPLATES), "ReplicationController"])
-def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_every_workload_brings_a_pod(plan: Planning, kind: str) -> None:
     """A workload without a number of replicas adds one pod, with the claims of its template."""
     name = "web" if kind == "DaemonSet" else "web-0"
-    events, notes = planned(capsys, tmp_path, workload(kind))
+    events, notes = plan.events(workload(kind))
 
     assert (events, notes) == ([{"pod": name, "cpus": {name: "1,9"}}], "")
 
@@ -45,11 +45,9 @@ def test_every_workload_brings_a_pod(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("DaemonSet", "replicas: 9", 1),
     ],
 )
-def test_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, more: str, number: int
-) -> None:
+def test_numbers(plan: Planning, kind: str, more: str, number: int) -> None:
     """A document adds as many pods as run at the same time on one node."""
-    assert len(pods(capsys, tmp_path, workload(kind, more))) == number
+    assert len(pods(plan, workload(kind, more))) == number
 
 
 @pytest.mark.parametrize(
@@ -73,23 +71,18 @@ def test_numbers(
 )
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_controllers_without_pods_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, why: str, output: str
+    plan: Planning, tmp_path: Path, document: str, why: str, output: str
 ) -> None:
     """A controller without pods is noted with the field that is the reason, and the empty machine is drawn."""
-    source = written(tmp_path, document)
-
-    assert main(["plan", "-f", source, "--topology", machine(tmp_path), "-o", output]) == 0
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"corepin plan: {source}:1: ")
-    assert captured.err.endswith(f"{why}\n")
-    assert captured.out == "" if output == "json" else "16 CPUs  0-15" in captured.out
+    out, error = plan.run(document, flags=("-o", output))
+    assert error.startswith(f"corepin plan: {tmp_path}/documents.yaml:1: ")
+    assert error.endswith(f"{why}\n")
+    assert out == "" if output == "json" else "16 CPUs  0-15" in out
 
 
-def test_update_and_end_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_update_and_end_of_a_workload(plan: Planning) -> None:
     """Fewer replicas remove pods, the others keep their CPUs, and a deleted workload removes all of its pods."""
-    events, _ = planned(
-        capsys,
-        tmp_path,
+    events, _ = plan.events(
         workload("Deployment", "replicas: 3"),
         workload("Deployment", "replicas: 1"),
         workload("Deployment", "replicas: 2", metadata="deletionTimestamp: 2026-01-01T00:00:00Z"),
@@ -109,13 +102,10 @@ def test_update_and_end_of_a_workload(tmp_path: Path, capsys: pytest.CaptureFixt
     assert events[6]["cpus"] == {}
 
 
-def test_workloads_of_one_name_have_different_pods(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workloads_of_one_name_have_different_pods(plan: Planning) -> None:
     """Two workloads of one name have pods of different names, and an update finds its own."""
     names = pods(
-        capsys,
-        tmp_path,
+        plan,
         workload("Deployment"),
         workload("StatefulSet"),
         pod("name: web-0"),
@@ -170,10 +160,10 @@ INSTANCE = DEDICATED.removeprefix("template: {spec: {").removesuffix("}}")
     },
 )
 def test_machines_claim_what_their_launchers_will(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, claims: dict[str, int]
+    plan: Planning, document: str, claims: dict[str, int]
 ) -> None:
     """A VM with dedicated CPUs, or with annotations for its launcher, claims the CPUs that KubeVirt would request."""
-    events, notes = planned(capsys, tmp_path, document)
+    events, notes = plan.events(document)
     last = events[-1]["cpus"]
 
     assert notes == ""
@@ -181,10 +171,10 @@ def test_machines_claim_what_their_launchers_will(
     assert {name: len(CPUSet.parse(cpus)) for name, cpus in last.items()} == claims
 
 
-def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_kinds_are_passed_over_and_named(plan: Planning) -> None:
     """Other kinds, as in a rendered chart, are skipped with a note that has their name."""
     others = [CONFIG_MAP.replace("name: c", f"name: c{number}") for number in range(4)]
-    _, notes = planned(capsys, tmp_path, CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
+    _, notes = plan.events(CONFIG_MAP.replace("ConfigMap", "Pdo"), POD, *others)
 
     assert notes == (
         "corepin plan: skipped because they define no pods: Pdo c (v1), ConfigMap c0 (v1), ConfigMap c1 (v1) and 2 more\n"
@@ -228,22 +218,14 @@ def test_other_kinds_are_passed_over_and_named(tmp_path: Path, capsys: pytest.Ca
     ],
     ids=lambda value: value[-30:].strip(),
 )
-def test_what_cannot_be_planned_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, message: str
-) -> None:
+def test_what_cannot_be_planned_is_one_line(plan: Planning, document: str, message: str) -> None:
     """An impossible document is an error in one line with object, field, value and remedy; nothing is drawn."""
-    source = written(tmp_path, document)
-
-    assert main(["plan", "-f", source, "--topology", machine(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    assert message in captured.err
+    assert message in plan.failure(document)
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").glob("*/*.yaml")), ids=str)
 def test_examples_are_planned_or_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: Path
+    plan: Planning, tmp_path: Path, capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
     """`plan` accepts every object that `validate` accepts, unless the file does not have its CPUs."""
     code = main(["plan", "-f", str(path), "--topology", machine(tmp_path)])
