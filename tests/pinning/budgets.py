@@ -7,6 +7,7 @@ from typing import Any
 
 from pinning.machine.cpuset import EMPTY, CPUSet, union
 from pinning.planning.observed import Owner
+from pinning.planning.plan import Plan
 from tests.pinning.world import World, world
 
 EXCLUSIVE = {"cpu-manager.corepin.io/pod": "exclusive"}
@@ -64,11 +65,16 @@ def put(node: World, document: dict[str, Any], *running: str) -> None:
             node.start(uid, name)
 
 
+def updated(node: World, document: dict[str, Any], *running: str) -> Plan:
+    """Put a pod and plan."""
+    put(node, document, *running)
+    return node.run_all()
+
+
 def started(document: dict[str, Any], *names: str, node: World | None = None) -> World:
     """Return a node on which a pod runs with these containers."""
     node = node or world()
-    put(node, document, *names)
-    node.run_all()
+    updated(node, document, *names)
     return node
 
 

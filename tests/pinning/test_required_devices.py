@@ -99,8 +99,7 @@ def world(wish: Wish | None, *nodes: int, config: NodeConfig | None = None, vm: 
 def taken(node: World, cpus: str) -> None:
     """Let another pod hold these CPUs."""
     other = World(SNC, node.config)
-    other.add("z", [Wish("1", policy="exclusive")])
-    other.run_all()
+    other.create("z", [Wish("1", policy="exclusive")])
     held = other.ledger.of(Owner("z", "c0"))
     assert held
     node.add("z", [Wish(str(len(CPUSet.parse(cpus))), policy="exclusive")])
@@ -206,8 +205,7 @@ def test_a_full_home_leaves_the_rest_to_the_other() -> None:
     """If one device's NUMA node has too few free CPUs, the other device's node gives more."""
     node = world(None, 1, 2)
     taken(node, "8-10")
-    node.add("a", [required("4")])
-    node.run_all()
+    node.create("a", [required("4")])
     assert node.holds("a") == "4-6,11"
 
 

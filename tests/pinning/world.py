@@ -131,6 +131,11 @@ class World:
         created = self.clock
         self.documents[uid] = pod_document(uid, wishes, created=created, vm=vm, namespace=namespace)
 
+    def create(self, uid: str, wishes: list[Wish], **more: Any) -> Plan:
+        """Create or replace a pod in the API, and do what is planned."""
+        self.add(uid, wishes, **more)
+        return self.run_all()
+
     def start(
         self,
         uid: str,
@@ -190,6 +195,11 @@ class World:
         for key, machine in self.sandboxes.items():
             cpus, vcpus = (machine.cpus & online) or online, machine.vcpus
             self.sandboxes[key] = replace(machine, cpus=cpus, vcpus=vcpus and ((vcpus & online) or online))
+
+    def hotplug(self, online: CPUSet) -> Plan:
+        """Let CPUs go offline and come back, and do what is planned."""
+        self.set_online(online)
+        return self.run_all()
 
     def write(self, action: Action) -> None:
         """Do one action."""

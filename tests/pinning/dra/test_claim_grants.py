@@ -35,9 +35,13 @@ def world(cores: int = 4, **more: object) -> ClaimWorld:
     return ClaimWorld(smt_machine(cores), **more)  # type: ignore[arg-type]
 
 
-def settled(node: ClaimWorld) -> None:
-    """Plan and write until nothing changes."""
-    node.run_all()
+def granted(*counts: int) -> ClaimWorld:
+    """Return a node on which claim x has CPUs, and pod a names it."""
+    node = world()
+    node.claims(claim("x", *counts))
+    node.user("a", "x")
+    node.plan()
+    return node
 
 
 def cpus(node: ClaimWorld, owner: Owner) -> str:
@@ -53,10 +57,7 @@ def refusal(node: ClaimWorld, owner: Owner = A) -> Refusal:
 
 def test_claim_holds_whole_cores_and_its_container_runs_on_them() -> None:
     """A claim gets whole cores, an odd amount rounded up, and its container runs on all of them."""
-    node = world()
-    node.claims(claim("x", 3))
-    node.user("a", "x")
-    node.plan()
+    node = granted(3)
     assert (node.held("x"), cpus(node, A)) == ("1-2,5-6", "1-2,5-6")
     held = node.ledger.of(A)
     assert held
@@ -171,10 +172,7 @@ def test_planned_claim_goes_with_its_pod_and_a_prepared_one_with_the_kubelet() -
 
 def test_claim_keeps_its_cpus_over_a_reboot_until_the_kubelet_prepares_it_again() -> None:
     """After a restart a claim keeps its CPUs until claims have been read, while its pod exists."""
-    node = world()
-    node.claims(claim("x", 4))
-    node.user("a", "x")
-    node.plan()
+    node = granted(4)
     node.add("b", [EXCLUSIVE, EXCLUSIVE])
     node.plan()
     (grant,) = node.ledger.claims.values()
@@ -204,10 +202,7 @@ def test_claim_allocated_anew_before_prepare_is_placed_anew() -> None:
 
 def test_released_claim_is_not_planned_again_while_its_pod_ends() -> None:
     """A released claim is not planned again while the API server still shows its pod."""
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     node.unprepare(uid_of("x"))
     node.plan()
     assert (node.held("x"), cpus(node, A)) == ("", "")
@@ -264,10 +259,7 @@ def test_pod_that_is_not_reserved_for_gets_nothing_of_a_claim() -> None:
 
 def test_offline_cpus_come_back_to_the_claim() -> None:
     """While CPUs of a claim are offline its container runs on the rest, with a refusal; later it has all again."""
-    node = world()
-    node.claims(claim("x", 4))
-    node.user("a", "x")
-    node.plan()
+    node = granted(4)
     everything = node.topology
     node.topology = everything.with_online(everything.online - CPUSet([5]))
     found = refusal(node)
@@ -296,10 +288,7 @@ def test_claims_are_released_last_when_nothing_else_is_left() -> None:
 
 def test_containers_of_unknown_pods_keep_their_claims() -> None:
     """While the API server is unreachable containers of unknown pods keep their claims."""
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     node.api_answers = False
     node.known.clear()
     node.plan()
@@ -308,10 +297,7 @@ def test_containers_of_unknown_pods_keep_their_claims() -> None:
 
 def test_pod_that_names_its_claim_no_more_is_unpinned() -> None:
     """A pod that is shown without its claim is unpinned."""
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     node.add("a", [Wish()])
     node.plan()
     assert (cpus(node, A), node.held("x")) == ("", "1,5")
@@ -319,10 +305,7 @@ def test_pod_that_names_its_claim_no_more_is_unpinned() -> None:
 
 def test_agent_without_the_driver_keeps_claims_until_their_pods_are_gone() -> None:
     """Without the component claims in the ledger stay until their pods are gone."""
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     node.drives = False
     node.plan()
     assert (cpus(node, A), node.held("x")) == ("1,5", "1,5")
@@ -366,10 +349,7 @@ def test_ledger_refuses_what_would_break_it() -> None:
         ledger.grant(ClaimGrant(claim("y", 1), (CPUSet(),)))
     with pytest.raises(IllegalTransition, match="holds no CPUs"):
         ledger.release_claim(uid_of("y"))
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     held = node.ledger.of(A)
     assert held
     with pytest.raises(IllegalTransition, match="CPUs 2 are held by others"):
@@ -379,10 +359,7 @@ def test_ledger_refuses_what_would_break_it() -> None:
 
 def test_broken_ledgers_are_seen() -> None:
     """Each broken rule about claims is reported."""
-    node = world()
-    node.claims(claim("x", 2))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2)
     grant, held = node.ledger.claims[uid_of("x")], node.ledger.of(A)
     assert held
     other = replace(grant, claim=claim("y", 2))
@@ -410,10 +387,7 @@ def test_broken_ledgers_are_seen() -> None:
 
 def test_ledger_survives_a_restart() -> None:
     """Claims are in the checkpoint with all that Prepare answers."""
-    node = world()
-    node.claims(claim("x", 2, 4))
-    node.user("a", "x")
-    node.plan()
+    node = granted(2, 4)
     saved = ledger_to_dict(node.ledger)
     assert ledger_from_dict(saved) == node.ledger
     assert "claims" not in ledger_to_dict(Ledger())

@@ -97,8 +97,7 @@ def test_claim_given_back_while_the_runtime_does_not_answer_keeps_its_cpus() -> 
     node, first = shared_claim()
     node.runtime_answers = False
     node.unprepare(UID)
-    node.add("c", [Wish("6", policy="exclusive")])
-    node.run_all()
+    node.create("c", [Wish("6", policy="exclusive")])
     assert (node.held("x"), node.holds("a"), node.holds("c")) == ("1,5", "1,5", "")
     node.runtime_answers = True
     node.stop(first)
@@ -128,8 +127,7 @@ def test_claim_that_is_given_back_stays_for_a_pod_that_it_is_no_longer_reserved_
     """A released claim keeps its CPUs until the container of a pod without a reservation has exited."""
     node, first = dropped_pod()
     node.unprepare(UID)
-    node.add("c", [Wish("6", policy="exclusive")])
-    node.run_all()
+    node.create("c", [Wish("6", policy="exclusive")])
     assert (node.held("x"), node.containers[first].cpus, node.holds("c")) == ("1,5", OWN, "")
     node.stop(first)
     node.run_all()

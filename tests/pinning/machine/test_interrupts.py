@@ -43,8 +43,7 @@ def quiet(text: str, online: str = "0-7") -> Quiet:
 def test_quiet_cpus_are_those_of_exclusive_containers_that_ask_for_it(wish: Wish, found: bool) -> None:
     """Quiet CPUs are those of exclusive containers with `noise-policy: quiet`, and their idle siblings."""
     node = World(SNC)
-    node.add("a", [wish])
-    node.run_all()
+    node.create("a", [wish])
     held = union_of(node)
     assert quiet_cpus(node.ledger) == (held if found else EMPTY)
 
@@ -63,8 +62,7 @@ def test_crios_annotation_means_quiet_under_other_runtimes(
 ) -> None:
     """CRI-O's interrupt annotation makes CPUs quiet, except under CRI-O, which moves the interrupts itself."""
     node = World(SNC)
-    node.add("a", [Wish("2", policy="exclusive", noise=noise)])
-    node.run_all()
+    node.create("a", [Wish("2", policy="exclusive", noise=noise)])
     (held,) = node.ledger
     held = replace(held, claim=replace(held.claim, crio_disables_interrupts=True))
     assert quiet_cpus([held], is_crio=is_crio) == (held.footprint if found else EMPTY)
@@ -79,8 +77,7 @@ def test_an_edit_of_the_annotation_counts_while_the_container_runs() -> None:
     """`quiet` can be switched on and off without a restart."""
     node = World(SNC)
     for word in (None, "quiet", "none", "quiet"):
-        node.add("a", [Wish("2", policy="exclusive", noise=word)])
-        node.run_all()
+        node.create("a", [Wish("2", policy="exclusive", noise=word)])
         assert bool(quiet_cpus(node.ledger)) is (word == "quiet")
 
 

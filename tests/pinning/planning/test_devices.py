@@ -123,8 +123,7 @@ def test_a_container_grows_and_shrinks_near_first() -> None:
     """A container first grows by CPUs near its device, and first shrinks by CPUs far from it."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
     for cpu, cpus in (("4", "8-11"), ("6", "8-13"), ("4", "8-11"), ("1", "8")):
-        node.add("a", [Wish(cpu, policy="exclusive")])
-        node.run_all()
+        node.create("a", [Wish(cpu, policy="exclusive")])
         assert held(node) == cpus
 
 
@@ -139,8 +138,7 @@ def test_a_lost_cpu_is_replaced_near() -> None:
 def test_other_policies_keep_a_container_near() -> None:
     """A container that is placed again after an edit gets CPUs near its devices, and keeps as many CPUs as it can."""
     node = world(Wish("2", policy="exclusive"), devices=("2",))
-    node.add("a", [Wish("2", policy="exclusive", smt="isolate")])
-    node.run_all()
+    node.create("a", [Wish("2", policy="exclusive", smt="isolate")])
     assert held(node) == "8,10"
 
 
@@ -275,8 +273,7 @@ def test_an_edited_device_policy_moves_a_container_nearer(policy: str) -> None:
         ("2", "prefer", "8-9"),
         ("4", "prefer", "8-11"),
     ):
-        node.add("a", [Wish(cpu, policy=policy, devices=word)])
-        node.run_all()
+        node.create("a", [Wish(cpu, policy=policy, devices=word)])
         assert held(node) == cpus
         assert node.run_all().actions == ()
 
@@ -288,13 +285,11 @@ def test_a_container_that_grew_elsewhere_comes_back() -> None:
     held_by_a = node.ledger.of(Owner("a", "c0"))
     assert held_by_a
     node.ledger = node.ledger.assign(replace(held_by_a, owner=Owner("b", "c0"), cpus=CPUSet([10, 11])))
-    node.add("a", [Wish("4", policy="exclusive", devices="none")])
-    node.run_all()
+    node.create("a", [Wish("4", policy="exclusive", devices="none")])
     assert held(node) not in {"8-9", "8-11"}
     del node.documents["b"]
     node.run_all()
-    node.add("a", [Wish("4", policy="exclusive", devices="prefer")])
-    node.run_all()
+    node.create("a", [Wish("4", policy="exclusive", devices="prefer")])
     assert held(node) == "8-11"
 
 
@@ -304,8 +299,7 @@ def test_an_edit_without_room_keeps_the_cpus() -> None:
         Wish("4", policy="exclusive"), Wish("2", policy="exclusive", devices="none"), devices=("2", "2")
     )
     before = node.holds("b", "c0")
-    node.add("b", [Wish("2", policy="exclusive", devices="prefer")])
-    plan = node.run_all()
+    plan = node.create("b", [Wish("2", policy="exclusive", devices="prefer")])
     assert (node.holds("b", "c0"), plan.refusals) == (before, ())
 
 

@@ -71,8 +71,7 @@ def test_cpus_without_memory_beside_them_are_better_than_none() -> None:
     """If only a NUMA node without memory is free, the container gets CPUs without bound memory, and a refusal says so."""
     node = with_memory(one_pod(replace(BOUND, cpu="8"), sockets=2), "1")
     node.run_all()
-    node.add("b", [BOUND])
-    planned = node.run_all()
+    planned = node.create("b", [BOUND])
 
     assert (node.holds("b"), mems(node, "b")) == ("1,9", "")
     (refusal,) = planned.refusals

@@ -19,7 +19,7 @@ from pinning.planning.observed import Owner
 from pinning.pods.irq_policy import IrqPolicy, irq_flaw
 from tests.agent.states import EXCLUSIVE, bound, owner, state_of
 from tests.pinning.budgets import EXCLUSIVE as BUDGET
-from tests.pinning.budgets import budgeted, put
+from tests.pinning.budgets import budgeted, updated
 from tests.pinning.nodes import SNC
 from tests.pinning.world import Wish, World
 from tests.pods import container
@@ -143,8 +143,7 @@ def test_any_admitted_glob_can_be_compared(glob: str, name: str) -> None:
 def node_with(**wish: Any) -> World:
     """Return a node with one exclusive container."""
     node = World(SNC)
-    node.add("a", [Wish("2", policy="exclusive", **wish)])
-    node.run_all()
+    node.create("a", [Wish("2", policy="exclusive", **wish)])
     return node
 
 
@@ -184,8 +183,7 @@ def test_a_pool_keeps_the_interrupts_of_its_own_containers_alone() -> None:
     pod = budgeted("a", 4, {"main": 2, "log": None}, annotations={**BUDGET, **words})
     for member in pod["spec"]["containers"]:
         member.setdefault("resources", {}).setdefault("limits", {})["vendor/nic"] = "1"
-    put(node, pod)
-    node.run_all()
+    updated(node, pod)
     observed = node.observe()
     main, log = Owner("a", "main"), Owner("a", "log")
     pool = node.ledger.pools["a"]
@@ -202,8 +200,7 @@ def test_a_pool_keeps_the_interrupts_of_the_devices_of_those_that_ask_for_it() -
     pod = budgeted("a", 4, {"main": 2, "log": None, "web": None}, annotations={**BUDGET, **words})
     for member in pod["spec"]["containers"]:
         member.setdefault("resources", {}).setdefault("limits", {})["vendor/nic"] = "1"
-    put(node, pod)
-    node.run_all()
+    updated(node, pod)
     log, web = Owner("a", "log"), Owner("a", "web")
     observed = replace(node.observe(), devices={log: (SILENT,), web: (NIC,)})
     for ledger in (node.ledger, ledger_from_dict(ledger_to_dict(node.ledger))):

@@ -97,8 +97,7 @@ def test_waiting_is_advised_only_where_it_helps(wish: Wish, remedy: str) -> None
 def test_prefer_is_advised_only_where_it_helps(wish: Wish, advised: bool) -> None:
     """A refusal of CMK's cores does not suggest `prefer`, under which they are whole cores too."""
     node = world(4)
-    node.add("a", [Wish("3", policy="exclusive")])
-    node.run_all()
+    node.create("a", [Wish("3", policy="exclusive")])
     node.add("b", [wish])
     (refusal,) = node.plan().refusals
     assert "found 1, and 1 with busy siblings: ask for at most 1" in refusal.message
@@ -217,8 +216,7 @@ def test_growth_is_split_like_a_new_claim(numa: str, distribute: bool) -> None:
 def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
     """If too few CPUs are free to grow, the container keeps its CPUs with a refusal, and grows once they are free."""
     node = one_pod(Wish("4", policy="exclusive"), cores=4)
-    node.add("b", [EXCLUSIVE])
-    node.run_all()
+    node.create("b", [EXCLUSIVE])
     planned = edit(node, "a", Wish("6", policy="exclusive"))
     assert reasons(planned) == {"test/pod-a/c0": "KeepsFewerCPUs"}
     assert "it keeps CPUs 1-2,5-6" in planned.refusals[0].message
@@ -230,8 +228,7 @@ def test_growth_that_does_not_fit_keeps_what_there_is() -> None:
 def test_an_isolated_container_grows_by_free_cores() -> None:
     """An isolated container resized from 2 to 3 gets the third core once it is free, with a refusal until then."""
     node = one_pod(Wish("2", smt="isolate"), cores=4)
-    node.add("b", [Wish("1", policy="exclusive")])
-    node.run_all()
+    node.create("b", [Wish("1", policy="exclusive")])
     planned = edit(node, "a", Wish("3", smt="isolate"))
     assert node.holds("a") == "1-2 idle 5-6"
     (refusal,) = planned.refusals
@@ -290,8 +287,7 @@ def test_a_claim_that_turns_into_cores_leaves_shared_cores() -> None:
     """A claim that is edited to whole cores releases CPUs on cores that other containers use."""
     node = world(4)
     node.add("a", [Wish("1", policy="exclusive")])
-    node.add("b", [Wish("1", policy="exclusive")])
-    node.run_all()
+    node.create("b", [Wish("1", policy="exclusive")])
     assert (node.holds("a"), node.holds("b")) == ("1", "5")
     assert not edit(node, "b", Wish(cores=1)).refusals
     assert node.holds("b") == "2,6"

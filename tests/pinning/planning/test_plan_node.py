@@ -21,8 +21,7 @@ from tests.pinning.world import EXCLUSIVE, Wish, World, edit, one_pod, reasons, 
 def test_an_offline_cpu_is_replaced_at_once_by_the_nearest() -> None:
     """An offline CPU is replaced by a near one, other CPUs stay, and nothing changes when it comes online again."""
     node = one_pod(Wish("2", policy="exclusive"), sockets=2)
-    node.set_online(CPUSet.parse("0-8,10-15"))
-    assert not node.run_all().refusals
+    assert not node.hotplug(CPUSet.parse("0-8,10-15")).refusals
     assert node.holds("a") == "1-2"
     node.set_online(CPUSet.parse("0-15"))
     assert not node.run_all().actions or node.holds("a") == "1-2"
@@ -33,41 +32,34 @@ def test_a_sibling_that_comes_back_idles_for_the_owner_of_its_core() -> None:
     """When a sibling comes online it belongs to the owner of its core again, and a CMK container gets it too."""
     for wish, expected in ((Wish("2", smt="require"), "1-2 idle 9-10"), (Wish(cores=1), "1,9")):
         node = one_pod(wish)
-        node.set_online(CPUSet.parse("0-8,10-15"))
-        node.run_all()
-        node.set_online(CPUSet.parse("0-15"))
-        assert not node.run_all().refusals
+        node.hotplug(CPUSet.parse("0-8,10-15"))
+        assert not node.hotplug(CPUSet.parse("0-15")).refusals
         assert node.holds("a") == expected
 
 
 def test_without_a_free_cpu_it_keeps_the_rest() -> None:
     """If no CPU is free to replace an offline one there is a refusal, until a CPU becomes free."""
     node = one_pod(Wish("6", policy="exclusive"), cores=4)
-    node.set_online(CPUSet.parse("0-5,7"))
-    planned = node.run_all()
+    planned = node.hotplug(CPUSet.parse("0-5,7"))
     assert (node.holds("a"), reasons(planned)) == ("1-3,5,7", {"test/pod-a/c0": "KeepsFewerCPUs"})
-    node.set_online(CPUSet.parse("0-7"))
-    assert not node.run_all().refusals
+    assert not node.hotplug(CPUSet.parse("0-7")).refusals
     assert node.holds("a") == "1-3,5-7"
 
 
 def test_with_nothing_left_it_goes_to_the_shared_set() -> None:
     """If all CPUs of a container are offline it runs in the shared set with a refusal, until CPUs are online again."""
     node = one_pod(EXCLUSIVE, cores=2)
-    node.set_online(CPUSet.parse("0,2"))
-    planned = node.run_all()
+    planned = node.hotplug(CPUSet.parse("0,2"))
     assert (node.holds("a"), reasons(planned)) == ("", {"test/pod-a/c0": "NotEnoughCPUs"})
     assert node.live()[0].cpus == CPUSet.parse("0,2")
-    node.set_online(CPUSet.parse("0-3"))
-    assert not node.run_all().refusals
+    assert not node.hotplug(CPUSet.parse("0-3")).refusals
     assert node.holds("a") == "1,3"
 
 
 def test_an_isolated_core_goes_on_with_its_other_thread() -> None:
     """If the CPU of an isolated container goes offline, it gets the idle sibling of that CPU."""
     node = one_pod(Wish("1", smt="isolate"), cores=2)
-    node.set_online(CPUSet.parse("0,2-3"))
-    assert not node.run_all().refusals
+    assert not node.hotplug(CPUSet.parse("0,2-3")).refusals
     assert node.holds("a") == "3"
 
 
@@ -81,8 +73,7 @@ def test_owners_give_back_when_the_shared_set_goes_offline() -> None:
     node.start("v", "compute")
     node.run_all()
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", "3,7"]
-    node.set_online(CPUSet.parse("1-3,5-7"))
-    planned = node.run_all()
+    planned = node.hotplug(CPUSet.parse("1-3,5-7"))
     assert reasons(planned) == {"test/pod-a/c0": "SharedSetWouldBeEmpty"}
     assert [node.holds("v", "compute"), *map(node.holds, "cba")] == ["1", "2,6", "5", ""]
 
@@ -264,8 +255,7 @@ def test_a_running_vm_grows_and_loses_offline_cpus() -> None:
     node = running_vm()
     assert not edit(node, "v", Wish("4"), vm=True).refusals
     assert node.holds("v", "compute") == "1-2,9-10"
-    node.set_online(CPUSet.parse("0-8,10-15"))
-    assert not node.run_all().refusals
+    assert not node.hotplug(CPUSet.parse("0-8,10-15")).refusals
     assert node.holds("v", "compute") == "1-3,10"
 
 

@@ -97,8 +97,7 @@ def test_cores_of_uneven_width() -> None:
     ]
     topology: Topology = assemble(facts, CPUSet(range(6)))
     node = World(topology)
-    node.add("a", [Wish("2", smt="isolate")])
-    node.run_all()
+    node.create("a", [Wish("2", smt="isolate")])
     assert node.holds("a") == "1-2 idle 3-5"
     assert problems(node.ledger, node.sets) == ()
 

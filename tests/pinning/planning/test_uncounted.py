@@ -132,8 +132,7 @@ def test_new_claim_is_refused_where_the_operator_says_so() -> None:
 def test_container_that_holds_cpus_keeps_them() -> None:
     """An uncounted container that already holds CPUs keeps them, and may be resized."""
     node = node_of()
-    node.add("a", [TWO])
-    node.run_all()
+    node.create("a", [TWO])
     node.config = node_of(refuse=True).config
     planned = node.run_all()
     assert (node.holds("a"), planned.refusals) == ("1-2 idle 9-10", ())

@@ -18,7 +18,7 @@ import pytest
 
 from pinning.machine.cpuset import EMPTY, union
 from pinning.planning.observed import Owner
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, updated
 from tests.pinning.world import reasons, world
 
 REQUIRE = {"smt-policy.corepin.io/pod": "require"}
@@ -144,8 +144,7 @@ def test_the_next_pod_gets_the_cpus_of_one_that_ended() -> None:
     node = world()
     found = []
     for uid, mains in (("a", {"m": 1, "p": None}), ("b", {"m": 1, "p": None}), ("c", {"m": 1})):
-        put(node, budgeted(uid, 13, mains))
-        node.run_all()
+        updated(node, budgeted(uid, 13, mains))
         found.append(union(held.cpus for held in node.ledger.of_pod(uid)))
         del node.documents[uid]
     assert len(found[0]) == 13
@@ -155,10 +154,8 @@ def test_the_next_pod_gets_the_cpus_of_one_that_ended() -> None:
 def test_a_pool_stays_while_one_of_its_containers_runs() -> None:
     """A container that ended gives nothing of the pool to another pod."""
     node = world()
-    put(node, budgeted("a", 2, {"short": None, "long": None}), "short", "long")
-    node.run_all()
+    updated(node, budgeted("a", 2, {"short": None, "long": None}), "short", "long")
     node.stop(next(seen.id for seen in node.live() if seen.owner.container == "short"))
-    put(node, budgeted("b", 1, {"m": 1}, created=1), "m")
-    node.run_all()
+    updated(node, budgeted("b", 1, {"m": 1}, created=1), "m")
     assert runs(node, "long") == pool(node, "a")
     assert runs(node, "m", "b").isdisjoint(pool(node, "a"))

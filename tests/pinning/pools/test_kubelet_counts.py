@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from pinning.planning.observed import Owner
-from tests.pinning.budgets import SIDECAR, budgeted, put
+from tests.pinning.budgets import SIDECAR, budgeted, updated
 from tests.pinning.world import reasons, world
 
 PODS = 400
@@ -69,8 +69,9 @@ def test_random_pods_have_the_counts_of_the_kubelet(part: int) -> None:
         }
         mains = {it.name: it.cpus or None for it in containers if it.is_main}
         node = world()
-        put(node, budgeted("a", budget, mains, inits), *(it.name for it in containers if not it.ends_first))
-        planned = node.run_all()
+        planned = updated(
+            node, budgeted("a", budget, mains, inits), *(it.name for it in containers if not it.ends_first)
+        )
         expected = kubelet_counts(budget, containers)
         if expected is None:
             is_initial = all(

@@ -14,7 +14,7 @@ from pinning.planning.invariants import problems
 from pinning.planning.ledger_json import ledger_from_dict, ledger_to_dict
 from pinning.planning.observed import Owner, SeenPod
 from pinning.planning.requests import overcommit
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, started, taken
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, runs, started, taken, updated
 from tests.pinning.world import Wish, reasons, world
 
 CONTAINER = "cpu-manager.corepin.io/container."
@@ -132,14 +132,11 @@ def test_edits_move_cpus_between_slice_and_pool() -> None:
     """A container's `none` gives its slice to the pool, and `exclusive` takes one out of it."""
     node = started(budgeted("a", 4, {"m": 2, "n": 1}), "m", "n")
     whole = node.ledger.held
-    put(node, budgeted("a", 4, {"m": 2, "n": 1}, annotations={**EXCLUSIVE, f"{CONTAINER}m": "none"}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "n": 1}, annotations={**EXCLUSIVE, f"{CONTAINER}m": "none"}))
     assert (node.holds("a", "m"), len(pool(node)), node.ledger.held) == ("", 3, whole)
-    put(node, budgeted("a", 4, {"m": 2, "n": 1}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "n": 1}))
     assert (len(pool(node)), node.ledger.held) == (1, whole)
-    put(node, budgeted("a", 4, {"m": 2, "n": 1}, annotations={"cpu-manager.corepin.io/pod": "none"}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "n": 1}, annotations={"cpu-manager.corepin.io/pod": "none"}))
     assert (node.ledger.held, node.ledger.uids, dict(node.ledger.pools)) == (EMPTY, frozenset(), {})
 
 
@@ -147,8 +144,7 @@ def test_a_plan_is_made_in_one_pass() -> None:
     """A pool that gets fewer CPUs while a slice grows needs no second plan."""
     node = started(budgeted("a", 8, {"m": 2, "p": None}), "m", "p")
     for main, budget in ((5, 8), (1, 8), (1, 3), (3, 3), (2, 6)):
-        put(node, budgeted("a", budget, {"m": main, "p": None}))
-        planned = node.run_all()
+        planned = updated(node, budgeted("a", budget, {"m": main, "p": None}))
         assert taken(node) == budget
         again = node.plan()
         assert (again.ledger, again.actions, again.refusals) == (planned.ledger, (), planned.refusals)
@@ -158,11 +154,9 @@ def test_a_slice_grows_out_of_its_own_pool() -> None:
     """A container that is resized takes the CPUs of the pod's pool, not free ones."""
     node = started(budgeted("a", 4, {"m": 1, "p": None}), "m", "p")
     whole = node.ledger.held
-    put(node, budgeted("a", 4, {"m": 3, "p": None}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 3, "p": None}))
     assert (node.ledger.held, len(pool(node))) == (whole, 1)
-    put(node, budgeted("a", 4, {"m": 1, "p": None}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 1, "p": None}))
     assert node.ledger.held == whole
 
 
@@ -182,11 +176,9 @@ def test_a_pool_grows_by_the_nearest_cpus_or_says_why_not() -> None:
     node = started(budgeted("a", 3, {"p": None}), "p")
     before = pool(node)
     started(budgeted("b", 9, {"p": None}, created=1), "p", node=node)
-    put(node, budgeted("a", 9, {"p": None}))
-    assert reasons(node.run_all()) == {"test/pod-a": "KeepsFewerCPUs"}
+    assert reasons(updated(node, budgeted("a", 9, {"p": None}))) == {"test/pod-a": "KeepsFewerCPUs"}
     assert pool(node) == before
-    put(node, budgeted("a", 5, {"p": None}))
-    assert not node.run_all().refusals
+    assert not updated(node, budgeted("a", 5, {"p": None})).refusals
     assert before <= pool(node)
     assert len(pool(node)) == 5
 
@@ -194,14 +186,11 @@ def test_a_pool_grows_by_the_nearest_cpus_or_says_why_not() -> None:
 def test_a_slice_is_never_larger_than_the_budget_leaves() -> None:
     """A slice never exceeds the budget: if the container is resized before the pod, it waits with a refusal."""
     node = started(budgeted("a", 4, {"m": 2, "n": 2}), "m", "n")
-    put(node, budgeted("a", 4, {"m": 3, "n": 2}))
-    assert reasons(node.run_all()) == {"test/pod-a/m": "KeepsFewerCPUs"}
+    assert reasons(updated(node, budgeted("a", 4, {"m": 3, "n": 2}))) == {"test/pod-a/m": "KeepsFewerCPUs"}
     assert (len(node.holds("a", "m").split(",")), taken(node)) == (2, 4)
-    put(node, budgeted("a", 5, {"m": 3, "n": 2}))
-    assert not node.run_all().refusals
+    assert not updated(node, budgeted("a", 5, {"m": 3, "n": 2})).refusals
     assert taken(node) == 5
-    put(node, budgeted("a", 2, {"m": 3, "n": 2}))
-    node.run_all()
+    updated(node, budgeted("a", 2, {"m": 3, "n": 2}))
     assert (taken(node), node.holds("a", "n")) == (2, "")
 
 
@@ -238,11 +227,9 @@ def test_an_empty_pool_follows_the_policies_of_the_pod() -> None:
     """An edited SMT policy applies to the slices and to an empty pool, and causes no refusal."""
     node = started(budgeted("a", 2, {"m": 2}), "m")
     annotations = {**EXCLUSIVE, "smt-policy.corepin.io/pod": "require"}
-    put(node, budgeted("a", 2, {"m": 2}, annotations=annotations))
-    assert not node.run_all().refusals
+    assert not updated(node, budgeted("a", 2, {"m": 2}, annotations=annotations)).refusals
     assert node.ledger.pools["a"].smt is SMTPolicy.REQUIRE
-    put(node, budgeted("a", 4, {"m": 2}, annotations=annotations))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2}, annotations=annotations))
     assert len(pool(node)) == 2
 
 
@@ -329,11 +316,9 @@ def test_cpus_stay_assigned_until_the_pod_is_gone() -> None:
 def test_a_pool_follows_hotplug() -> None:
     """Offline CPUs are replaced near the lost ones; a pool without any CPU is made again."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
-    node.set_online(node.topology.online - CPUSet.parse("10"))
-    node.run_all()
+    node.hotplug(node.topology.online - CPUSet.parse("10"))
     assert taken(node) == 4
-    node.set_online(node.topology.online - pool(node))
-    node.run_all()
+    node.hotplug(node.topology.online - pool(node))
     assert taken(node) == 4
 
 
@@ -354,16 +339,13 @@ def test_the_slice_of_a_filled_in_limit_stays_and_no_new_one_is_made() -> None:
     new = started(budgeted("a", 4, {"m": 2, "p": 1}, annotations=filled), "m", "p")
     assert (new.holds("a", "p"), len(pool(new))) == ("", 2)
     old = world()
-    put(old, budgeted("a", None, {"m": 2, "p": 1}), "m", "p")
-    old.run_all()
+    updated(old, budgeted("a", None, {"m": 2, "p": 1}), "m", "p")
     before = old.ledger.exclusive
-    put(old, budgeted("a", 4, {"m": 2, "p": 1}, annotations=filled))
-    old.run_all()
+    updated(old, budgeted("a", 4, {"m": 2, "p": 1}, annotations=filled))
     assert (len(old.holds("a", "p").split(",")), len(pool(old))) == (1, 1)
     assert before <= old.ledger.exclusive
     named = {**filled, f"{CONTAINER}p": "exclusive"}
-    put(new, budgeted("a", 4, {"m": 2, "p": 1}, annotations=named))
-    new.run_all()
+    updated(new, budgeted("a", 4, {"m": 2, "p": 1}, annotations=named))
     assert len(pool(new)) == 1
 
 
@@ -373,15 +355,13 @@ def test_a_first_limit_makes_no_slice_of_a_container_that_runs_in_the_pool() -> 
     before = node.ledger
     filled: dict[str, str | int | None] = {"m": 2, "log": 1, "web": "500m"}
     for budget in (4, 5, 4):
-        put(node, budgeted("a", budget, filled))
-        assert not node.run_all().refusals
+        assert not updated(node, budgeted("a", budget, filled)).refusals
         assert (node.holds("a", "log"), runs(node, "log")) == ("", pool(node))
         assert len(pool(node)) == budget - 2
         node.ledger = ledger_from_dict(ledger_to_dict(node.ledger))
     assert node.ledger.held == before.held
     assert node.plan().ledger == node.ledger
-    put(node, budgeted("a", 4, filled, annotations={**EXCLUSIVE, f"{CONTAINER}log": "exclusive"}))
-    node.run_all()
+    updated(node, budgeted("a", 4, filled, annotations={**EXCLUSIVE, f"{CONTAINER}log": "exclusive"}))
     assert (len(pool(node)), bool(node.holds("a", "log"))) == (1, True)
     new = started(budgeted("a", 4, filled), "m", "log", "web")
     assert (len(pool(new)), bool(new.holds("a", "log"))) == (1, True)
@@ -390,8 +370,7 @@ def test_a_first_limit_makes_no_slice_of_a_container_that_runs_in_the_pool() -> 
 def test_a_container_of_the_pool_with_a_limit_becomes_a_slice() -> None:
     """A resize of a limit that was there is the user's own."""
     node = started(budgeted("a", 4, {"m": 2, "log": None, "web": "500m"}), "m", "log", "web")
-    put(node, budgeted("a", 4, {"m": 2, "log": None, "web": 1}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "log": None, "web": 1}))
     assert (len(pool(node)), bool(node.holds("a", "web"))) == (1, True)
 
 
@@ -404,8 +383,7 @@ def test_a_container_that_stays_in_the_pool_keeps_the_policies_of_its_interrupts
     }
     node = started(budgeted("a", 4, {"m": 2, "log": None}, annotations=words), "m", "log")
     before = node.ledger.pools["a"]
-    put(node, budgeted("a", 4, {"m": 2, "log": 1}, annotations=words))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "log": 1}, annotations=words))
     assert node.ledger.pools["a"] == before
     assert before.claim.pool
     assert before.claim.pool.irq_devices == ("log",)
@@ -429,8 +407,7 @@ def test_the_checkpoint_keeps_pools_beside_assignments() -> None:
 def test_a_node_without_pools_has_no_new_member_in_its_checkpoint() -> None:
     """On a node without pools the checkpoint has the same members as before pools existed."""
     node = world()
-    node.add("a", [Wish("2", policy="exclusive")])
-    node.run_all()
+    node.create("a", [Wish("2", policy="exclusive")])
     assert ledger_to_dict(node.ledger).keys() == {"version", "assignments"}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pinning.machine.cpuset import CPUSet
 from pinning.planning.observed import Owner
 from pinning.planning.start_table import Start, start_table
-from tests.pinning.budgets import SIDECAR, budgeted, pool, put, runs, started
+from tests.pinning.budgets import SIDECAR, budgeted, pool, put, runs, started, updated
 from tests.pinning.world import World, world
 
 
@@ -44,8 +44,7 @@ def test_an_init_container_in_a_new_sandbox_starts_on_cpus_that_a_sidecar_has_le
     inits = {"log": (None, SIDECAR), "init": (3, "")}
     node = started(budgeted("a", 4, {"m": 2, "p": None}, inits), "log", "init")
     end(node, "init")
-    put(node, node.documents["a"], "m", "p")
-    node.run_all()
+    updated(node, node.documents["a"], "m", "p")
     assert runs(node, "log") == pool(node)
     node.renew("a")
     narrow = at_start(node, "log")
@@ -61,8 +60,7 @@ def test_a_main_container_starts_again_in_the_whole_pool() -> None:
     """All init containers have ended before the first main one starts, also if nothing of the pod lives now."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}, {"init": (3, "")}), "init")
     end(node, "init")
-    put(node, node.documents["a"], "m", "p")
-    node.run_all()
+    updated(node, node.documents["a"], "m", "p")
     end(node, "m", "p")
     assert at_start(node, "p") == pool(node)
 
@@ -93,8 +91,7 @@ def test_an_init_container_that_runs_again_has_not_ended() -> None:
 def test_init_containers_of_other_pods_start_in_no_pool() -> None:
     """An init container that owns CPUs in a pod without a budget takes nothing of another pod's pool."""
     node = started(budgeted("a", 4, {"m": 2, "p": None}), "m", "p")
-    put(node, budgeted("b", None, {"m": 1}, {"init": (1, "")}, created=1), "init")
-    planned = node.run_all()
+    planned = updated(node, budgeted("b", None, {"m": 1}, {"init": (1, "")}, created=1), "init")
     assert node.ledger.of(Owner("b", "init"))
     assert planned.starting == {}
     assert runs(node, "p") == pool(node)
@@ -104,13 +101,10 @@ def test_a_plan_after_a_lost_cpu_is_stable() -> None:
     """Slices that ask for more than the budget share it by the CPUs that they have left."""
     node = world(4)
     put(node, budgeted("a", 5, {"m": 2, "n": 2, "o": 1}), "m", "n", "o")
-    put(node, budgeted("b", None, {"m": 1}, created=1), "m")
-    node.run_all()
+    updated(node, budgeted("b", None, {"m": 1}, created=1), "m")
     lost = node.ledger.of(Owner("a", "o"))
     assert lost
-    put(node, budgeted("a", 5, {"m": 2, "n": 3, "o": 1}))
-    node.run_all()
-    node.set_online(node.topology.online - lost.cpus)
-    planned = node.run_all()
+    updated(node, budgeted("a", 5, {"m": 2, "n": 3, "o": 1}))
+    planned = node.hotplug(node.topology.online - lost.cpus)
     again = node.run_all()
     assert (again.ledger, again.refusals) == (planned.ledger, planned.refusals)

@@ -7,7 +7,7 @@ import pytest
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.planning.observed import Owner
-from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, started, taken
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, started, taken, updated
 from tests.pinning.devices import GPU
 from tests.pinning.world import World, reasons, world
 
@@ -37,8 +37,9 @@ def resized(policies: dict[str, str], own: int | None, budgets: tuple[int, int])
         node=world(sockets=2),
     )
     before = str(pool(node))
-    put(node, budgeted("a", budgets[1], {"m": own, "p": None}, None, asking(policies)))
-    assert not node.run_all().refusals
+    assert not updated(
+        node, budgeted("a", budgets[1], {"m": own, "p": None}, None, asking(policies))
+    ).refusals
     return node, before
 
 
@@ -57,8 +58,9 @@ def test_a_pool_that_shrinks_under_a_policy_that_does_not_fit_keeps_a_packed_sub
     """Without room for the new SMT policy the pool shrinks under the old one."""
     document = budgeted("a", 9, {"m": 1, "p": None}, None, asking({"smt": "prefer"}))
     node = started(document, "m", "p", node=world(sockets=2))
-    put(node, budgeted("a", 8, {"m": 1, "p": None}, None, asking({"smt": "isolate"})))
-    assert reasons(node.run_all()) == {"test/pod-a": "KeepsOldPolicy"}
+    assert reasons(
+        updated(node, budgeted("a", 8, {"m": 1, "p": None}, None, asking({"smt": "isolate"})))
+    ) == {"test/pod-a": "KeepsOldPolicy"}
     assert str(pool(node)) == "4-7,12-14"
 
 
@@ -69,8 +71,9 @@ def test_a_pool_that_shrinks_stays_on_its_cpus_if_the_nearest_ones_are_too_few()
         budgeted("a", 4, {"m": 2, "p": None}, None, asking(words)), "m", "p", node=world(sockets=2)
     )
     assert str(pool(node)) == "6-7"
-    put(node, budgeted("a", 2, {"m": 1, "p": None}, None, asking({"numa": "distributed"})))
-    assert not node.run_all().refusals
+    assert not updated(
+        node, budgeted("a", 2, {"m": 1, "p": None}, None, asking({"numa": "distributed"}))
+    ).refusals
     assert str(pool(node)) == "6"
 
 
@@ -81,6 +84,5 @@ def test_a_pool_beside_devices_keeps_the_cpus_near_them(big: int, before: str) -
     node.devices[Owner("a", "p")] = (Device(GPU, CPUSet([0])),)
     started(budgeted("a", big, {"m": 2, "p": None}), "m", "p", node=node)
     assert (str(node.ledger.of_pod("a")[0].cpus), str(pool(node))) == ("4,12", before)
-    put(node, budgeted("a", 5, {"m": 2, "p": None}))
-    assert not node.run_all().refusals
+    assert not updated(node, budgeted("a", 5, {"m": 2, "p": None})).refusals
     assert str(pool(node)) == "1-2,9"

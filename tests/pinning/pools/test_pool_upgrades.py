@@ -17,7 +17,7 @@ from pinning.planning.plan import Plan, plan
 from pinning.planning.recover import recover
 from pinning.planning.refusal import Reason, Refusal
 from pinning.planning.start_table import Start, StartTable, start_table
-from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs, started
+from tests.pinning.budgets import EXCLUSIVE, budgeted, pool, put, runs, started, updated
 from tests.pinning.world import World, world
 
 REQUIRE = {"smt-policy.corepin.io/pod": "require"}
@@ -42,8 +42,7 @@ def upgraded(document: dict[str, Any], *running: str) -> World:
     older = deepcopy(document)
     del older["spec"]["resources"]
     put(node, older, *running)
-    put(node, budgeted("full", None, {"m": 4}, created=1, annotations=REQUIRE), "m")
-    node.run_all()
+    updated(node, budgeted("full", None, {"m": 4}, created=1, annotations=REQUIRE), "m")
     put(node, document)
     return node
 
@@ -63,20 +62,17 @@ def test_a_container_that_is_excepted_stays_in_the_pool_after_a_downgrade(word: 
     """
     node, record = world(), {**EXCLUSIVE, FILLED_IN: "p"}
     bare: dict[str, str | int | None] = {"m": 1, "p": 1, "log": None, "web": None}
-    put(node, budgeted("a", 5, bare, annotations=record), *bare)
-    node.run_all()
+    updated(node, budgeted("a", 5, bare, annotations=record), *bare)
     limited = {**bare, "log": 1}  # by a LimitRange at a resize
     excepted = {f"cpu-manager.corepin.io/container.{name}": word for name in ("p", "log") if word}
     for known in (record, {**record, **excepted}):
-        put(node, budgeted("a", 5, limited, annotations=known))
-        node.run_all()
+        updated(node, budgeted("a", 5, limited, annotations=known))
         assert (len(pool(node)), runs(node, "p"), runs(node, "log")) == (4, pool(node), pool(node))
     saved = ledger_to_dict(node.ledger)
     for user in saved["podPools"][0]["containers"]:
         user.pop("bare", None)
     node.ledger = ledger_from_dict(saved)
-    put(node, budgeted("a", 5, limited, annotations={**EXCLUSIVE, **excepted}))
-    node.run_all()
+    updated(node, budgeted("a", 5, limited, annotations={**EXCLUSIVE, **excepted}))
     assert len(pool(node)) == (4 if word else 2)
     assert [bool(node.holds("a", name)) for name in ("p", "log")] == [not word] * 2
 
@@ -133,8 +129,7 @@ def test_a_lost_checkpoint_loses_no_pool(annotations: dict[str, str]) -> None:
 def test_a_waiting_pod_does_not_get_the_pool_of_a_running_one() -> None:
     """An older pod that waits for CPUs gets none of a pool after a lost checkpoint."""
     node = started(budgeted("a", 2, {"l": None}, created=1), "l", node=world(4))
-    put(node, budgeted("w", None, {"m": 6}))
-    node.run_all()
+    updated(node, budgeted("w", None, {"m": 6}))
     before = pool(node)
     node.ledger = lost(node)
     node.run_all()
@@ -203,8 +198,7 @@ def test_no_pool_is_recovered_beyond_the_budget() -> None:
 def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
     """The slice of a limit that a LimitRange filled in is recovered as a slice, and the pool as the pool."""
     node = started(budgeted("a", None, {"m": 2, "p": 1, "l": None}), "m", "p", "l")
-    put(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=FILLED))
     assert (len(pool(node)), bool(node.holds("a", "p"))) == (1, True)
     assert lost(node) == node.ledger
     end(node, "l")
@@ -222,8 +216,7 @@ def test_the_slice_of_a_filled_in_limit_is_recovered() -> None:
 def test_a_pool_is_recovered_with_containers_that_got_their_first_limit_there(limit: int) -> None:
     """A pool is recovered with containers that got their first limit in it, and these get no slices."""
     node = started(budgeted("a", 4, {"m": 2, "p": None, "l": None}), "m", "p", "l")
-    put(node, budgeted("a", 4, {"m": 2, "p": limit, "l": None}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"m": 2, "p": limit, "l": None}))
     assert lost(node) == node.ledger
     named = {**EXCLUSIVE, "cpu-manager.corepin.io/container.p": "exclusive"}
     put(node, budgeted("a", 4, {"m": 2, "p": 1, "l": None}, annotations=named))
@@ -233,7 +226,6 @@ def test_a_pool_is_recovered_with_containers_that_got_their_first_limit_there(li
 def test_all_containers_of_a_recovered_pool_may_have_their_first_limit() -> None:
     """A pool is recovered even if all its containers got their first limit in it, and stays the whole budget."""
     node = started(budgeted("a", 4, {"p": None, "l": None}), "p", "l")
-    put(node, budgeted("a", 4, {"p": 1, "l": 1}))
-    node.run_all()
+    updated(node, budgeted("a", 4, {"p": 1, "l": 1}))
     assert lost(node) == node.ledger
     assert len(pool(node)) == 4

@@ -15,7 +15,7 @@ from pinning.planning.node_config import UncountedClaims
 from pinning.planning.observed import Owner, State
 from pinning.planning.pod_pools import NO_SHARED_CHARGE, mems_of, shared_charge, shared_users, starting_cpus
 from pinning.planning.start_table import Start, start_table
-from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, started, taken
+from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted, pool, put, runs, started, taken, updated
 from tests.pinning.nodes import SNC
 from tests.pinning.world import World, reasons, world
 
@@ -113,8 +113,7 @@ def test_share_is_a_slice_that_others_may_use() -> None:
     assert runs(node, "s") == node.ledger.share <= node.sets.shared(node.ledger)
     assert runs(node, "s").isdisjoint(pool(node))
     before = runs(node, "s")
-    put(node, budgeted("a", 5, {"m": 2, "s": 1, "p": None}))
-    node.run_all()
+    updated(node, budgeted("a", 5, {"m": 2, "s": 1, "p": None}))
     assert (runs(node, "s"), taken(node)) == (before, 5)
     assert before.isdisjoint(node.sets.shared(node.ledger))
 
@@ -236,8 +235,9 @@ def test_edits_between_slice_and_pool_stay_counted() -> None:
     document = node.documents["a"]
     for word in ("none", "exclusive"):
         annotations = {**document["metadata"]["annotations"], f"{CONTAINER}m": word}
-        put(node, {**document, "metadata": {**document["metadata"], "annotations": annotations}})
-        assert not node.run_all().refusals
+        assert not updated(
+            node, {**document, "metadata": {**document["metadata"], "annotations": annotations}}
+        ).refusals
 
 
 def test_a_created_container_of_the_pool_is_moved_at_once() -> None:
