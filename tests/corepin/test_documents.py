@@ -28,23 +28,19 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
     return captured.err.rstrip("\n")
 
 
+NONE = ": holds no document: write an object with apiVersion and kind"
+NO_OBJECT = ":{}: expected a Kubernetes object, found {}: write a mapping with apiVersion and kind"
+TEMPLATE = ":{0}: this is a template (line {0} has a mark such as {{{{ }}}}): render it first, for example with `helm template`"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": holds no document: write an object with apiVersion and kind"),
-        ("---\n# nothing\n---\n", ": holds no document: write an object with apiVersion and kind"),
-        (
-            f"{POD}---\n- a\n",
-            ":13: expected a Kubernetes object, found a list: write a mapping with apiVersion and kind",
-        ),
-        (
-            f"{POD}---\nword\n",
-            ":13: expected a Kubernetes object, found a text: write a mapping with apiVersion and kind",
-        ),
-        (
-            "42\n",
-            ":1: expected a Kubernetes object, found a number: write a mapping with apiVersion and kind",
-        ),
+        ("", NONE),
+        ("---\n# nothing\n---\n", NONE),
+        (f"{POD}---\n- a\n", NO_OBJECT.format(13, "a list")),
+        (f"{POD}---\nword\n", NO_OBJECT.format(13, "a text")),
+        ("42\n", NO_OBJECT.format(1, "a number")),
         ('{"a": 1,\n"a": 2}', ":2: key 'a' appears twice (first on line 1): remove one"),
         ("a: 1\na: 2\n", ":2: key 'a' appears twice (first on line 1): remove one"),
         ("kind: Pod\n", ":1: apiVersion is missing: add it, for example apiVersion: v1"),
@@ -60,22 +56,10 @@ def failure(capsys: pytest.CaptureFixture[str], verb: str, source: str) -> str:
             "apiVersion: v1\nkind: PodList\nitems: [{apiVersion: 0}]\n",
             ":1: items[0].apiVersion is the number 0, expected a text: write for example apiVersion: v1",
         ),
-        (
-            "yes\n",
-            ":1: expected a Kubernetes object, found true or false: write a mapping with apiVersion and kind",
-        ),
-        (
-            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n",
-            ":4: this is a template (line 4 has a mark such as {{ }}): render it first, for example with `helm template`",
-        ),
-        (
-            "{{- if .Values.on }}\nkind: Pod\n{{- end }}\n",
-            ":1: this is a template (line 1 has a mark such as {{ }}): render it first, for example with `helm template`",
-        ),
-        (
-            "{% if on %}\nkind: Pod\n{% endif %}\n",
-            ":1: this is a template (line 1 has a mark such as {{ }}): render it first, for example with `helm template`",
-        ),
+        ("yes\n", NO_OBJECT.format(1, "true or false")),
+        ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ .Values.name }}\n", TEMPLATE.format(4)),
+        ("{{- if .Values.on }}\nkind: Pod\n{{- end }}\n", TEMPLATE.format(1)),
+        ("{% if on %}\nkind: Pod\n{% endif %}\n", TEMPLATE.format(1)),
         (
             "a: b: c\nd: '{{ .Values.x }}'\n",
             ":1: mapping values are not allowed in this context: fix the YAML here or just above",

@@ -66,65 +66,41 @@ def pools(capsys: pytest.CaptureFixture[str], *flags: str) -> Any:
 @table(
     "machine, flags, expected",
     {
-        "two exclusive, one shared": (
-            quad(),
-            "--num-exclusive-cores=2 --num-shared-cores=1 --reserved=3",
-            {"exclusive": ["0,4", "1,5"], "shared": ["2,6"], "infra": ["3,7"]},
-        ),
-        "a shared pool is one list": (
-            quad(),
-            "--num-exclusive-cores=1 --num-shared-cores=2 --reserved=3",
-            {"exclusive": ["0,4"], "shared": ["1,5,2,6"], "infra": ["3,7"]},
-        ),
-        "isolcpus": (
-            quad("1,2,3,5,6,7"),
-            "--num-exclusive-cores=2 --num-shared-cores=1",
-            {"exclusive": ["1,5", "2,6"], "shared": ["3,7"], "infra": ["0,4"]},
-        ),
+        "two exclusive, one shared": (quad(), "2 1 --reserved=3", "exclusive 0,4 1,5; shared 2,6; infra 3,7"),
+        "a shared pool is one list": (quad(), "1 2 --reserved=3", "exclusive 0,4; shared 1,5,2,6; infra 3,7"),
+        "isolcpus": (quad("1,2,3,5,6,7"), "2 1", "exclusive 1,5 2,6; shared 3,7; infra 0,4"),
         "one core outside of isolcpus": (
             octo("1,2,9,10"),
-            "--num-exclusive-cores=1 --num-shared-cores=1 --excl-non-isolcpus=0 --reserved=7",
-            {
-                "exclusive": ["1,9"],
-                "shared": ["2,10"],
-                "exclusive-non-isolcpus": ["0,8"],
-                "infra": ["3,11,4,12,5,13,6,14,7,15"],
-            },
+            "1 1 --excl-non-isolcpus=0 --reserved=7",
+            "exclusive 1,9; shared 2,10; exclusive-non-isolcpus 0,8; infra 3,11,4,12,5,13,6,14,7,15",
         ),
         "four cores outside of isolcpus": (
             octo("1,2,9,10"),
-            "--num-exclusive-cores=1 --num-shared-cores=1 --excl-non-isolcpus=0,3-5 --reserved=7",
-            {
-                "exclusive": ["1,9"],
-                "shared": ["2,10"],
-                "exclusive-non-isolcpus": ["0,8", "3,11", "4,12", "5,13"],
-                "infra": ["6,14,7,15"],
-            },
+            "1 1 --excl-non-isolcpus=0,3-5 --reserved=7",
+            "exclusive 1,9; shared 2,10; exclusive-non-isolcpus 0,8 3,11 4,12 5,13; infra 6,14,7,15",
         ),
         "spread over sockets": (
             adjacent("0-3,8-11"),
-            "--num-exclusive-cores=2 --num-shared-cores=2 --exclusive-mode=spread --reserved=15",
-            {"exclusive": ["0,1", "8,9"], "shared": ["2,3", "10,11"], "infra": ["4,5,6,7", "12,13,14,15"]},
+            "2 2 --exclusive-mode=spread --reserved=15",
+            "exclusive 0,1 8,9; shared 2,3 10,11; infra 4,5,6,7 12,13,14,15",
         ),
         "packed": (
             adjacent("0-3,8-11"),
-            "--num-exclusive-cores=3 --num-shared-cores=1 --reserved=15",
-            {"exclusive": ["0,1", "2,3", "8,9"], "shared": ["10,11"], "infra": ["4,5,6,7", "12,13,14,15"]},
+            "3 1 --reserved=15",
+            "exclusive 0,1 2,3 8,9; shared 10,11; infra 4,5,6,7 12,13,14,15",
         ),
     },
 )
 def test_pools_are_cut_as_cmk_cut_them(
-    machine: Machine,
-    flags: str,
-    expected: dict[str, list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    machine: Machine, flags: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each pool has the same CPU lists as CMK's if the same core is left for infra, and no list has a process."""
-    root = write_tree(tmp_path, *machine)
-    shown = pools(capsys, f"--topology={root}", *flags.split())
+    root, (exclusive, shared, *more) = write_tree(tmp_path, *machine), flags.split()
+    numbers = (f"--num-exclusive-cores={exclusive}", f"--num-shared-cores={shared}")
+    shown = pools(capsys, f"--topology={root}", *numbers, *more)
     lists = {pool: [cpus for found in sockets.values() for cpus in found] for pool, sockets in shown.items()}
-    assert lists == {"exclusive-non-isolcpus": [], **expected}
+    wanted = {name: cpus for name, *cpus in map(str.split, expected.split(";"))}
+    assert lists == {"exclusive-non-isolcpus": [], **wanted}
     held = [tasks for sockets in shown.values() for found in sockets.values() for tasks in found.values()]
     assert not any(held)
 
@@ -162,13 +138,8 @@ def test_cores_stand_in_the_order_of_their_numbers(
     """Cores are in numerical order; CMK's was 0, 1, 10, 11, 2."""
     sockets: list[list[Core]] = [[(core, core + 24) for core in range(at, at + 12)] for at in (0, 12)]
     root = write_tree(tmp_path, sockets, "0-11,24-35")
-    flags = (
-        "--num-exclusive-cores=11",
-        "--num-shared-cores=1",
-        "--excl-non-isolcpus=12,13",
-        "--reserved=23",
-    )
-    shown = pools(capsys, f"--topology={root}", *flags)
+    flags = "--num-exclusive-cores=11 --num-shared-cores=1 --excl-non-isolcpus=12,13 --reserved=23"
+    shown = pools(capsys, f"--topology={root}", *flags.split())
     assert list(shown["exclusive"][0]) == [f"{core},{core + 24}" for core in range(11)]
     assert shown["exclusive"][1] == {}
     assert list(shown["exclusive-non-isolcpus"][1]) == ["12,36", "13,37"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,11 +20,20 @@ INJECTED = "cmk.intel.com/resources-injected"
 OFF = "sidecarLimits: off\n"
 
 
-def inject(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[Any], str]:
-    """Run the command, and return the documents that it prints and its standard error."""
-    assert main(["inject", *arguments]) == 0
-    captured = capsys.readouterr()
-    return [document for _, document in read_yaml(captured.out)], captured.err
+Inject = Callable[..., tuple[list[Any], str]]
+
+
+@pytest.fixture
+def inject(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Inject:
+    """Return the command, which prints documents and standard error."""
+
+    def injected(*documents: str, flags: tuple[str, ...] = ()) -> tuple[list[Any], str]:
+        source = ("-f", written(tmp_path, *documents)) if documents else ()
+        assert main(["inject", *source, *flags]) == 0
+        captured = capsys.readouterr()
+        return [document for _, document in read_yaml(captured.out)], captured.err
+
+    return injected
 
 
 def cores_told(pod: Any) -> list[str]:
@@ -32,26 +42,24 @@ def cores_told(pod: Any) -> list[str]:
     return [entry["value"] for entry in entries if entry["name"] == "CMK_NUM_CORES"]
 
 
-def test_pod_gets_the_contract_and_its_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pod_gets_the_contract_and_its_warnings(inject: Inject, tmp_path: Path) -> None:
     """The printed pod is complete; warnings about host directories go to standard error with file, line and pod."""
-    source = written(tmp_path, "# mine\n" + POD)
-
-    (pod,), warnings = inject(capsys, "-f", source)
+    (pod,), warnings = inject("# mine\n" + POD)
 
     assert pod["metadata"]["annotations"] == {INJECTED: "true", GUARDED: "true"}
     assert cores_told(pod) == ["2"]
     assert [line.partition(" /")[0] for line in warnings.splitlines()] == [
-        f"{source}:2: Pod team/fast: warning: spec.volumes: corepin: host directory"
+        f"{tmp_path}/documents.yaml:2: Pod team/fast: warning: spec.volumes: corepin: host directory"
     ] * 2
 
 
-def test_pods_get_their_gate_and_templates_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pods_get_their_gate_and_templates_none(inject: Inject, tmp_path: Path) -> None:
     """A pod gets its gate, and a template does not, because its pods get theirs at creation."""
     config = tmp_path / "config.yaml"
     config.write_text("gate: true\ngateImage: registry.example/corepin:1\n")
     flags = ("--config", str(config))
 
-    (pod, deployment), _ = inject(capsys, "-f", written(tmp_path, POD, DEPLOYMENT), *flags)
+    (pod, deployment), _ = inject(POD, DEPLOYMENT, flags=flags)
 
     assert [it["name"] for it in pod["spec"]["initContainers"]] == ["corepin-gate"]
     template = deployment["spec"]["template"]
@@ -72,9 +80,9 @@ def test_second_pass_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert again.err == ""
 
 
-def test_keys_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_keep_their_order(inject: Inject) -> None:
     """Keys keep their order, and additions come last."""
-    (pod, config_map), _ = inject(capsys, "-f", written(tmp_path, POD, CONFIG_MAP))
+    (pod, config_map), _ = inject(POD, CONFIG_MAP)
 
     assert list(pod) == ["apiVersion", "kind", "metadata", "spec"]
     assert list(pod["metadata"]) == ["namespace", "name", "annotations"]
@@ -83,9 +91,7 @@ def test_keys_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("group", "kind"), TEMPLATES)
-def test_every_workload_is_completed_in_its_template(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str, kind: str
-) -> None:
+def test_every_workload_is_completed_in_its_template(inject: Inject, group: str, kind: str) -> None:
     """The template gets all additions of its pods; the workload's other fields are unchanged."""
     path = TEMPLATES[group, kind]
     template: Any = {"spec": {"containers": [{"name": "a", "resources": {"limits": {CORES: 3}}}]}}
@@ -93,7 +99,7 @@ def test_every_workload_is_completed_in_its_template(
         template = {key: template}
     document = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": {"name": "w"}, **template}
 
-    (completed,), warnings = inject(capsys, "-f", written(tmp_path, str(document).replace("'", '"')))
+    (completed,), warnings = inject(str(document).replace("'", '"'))
 
     assert cores_told(below(completed, path)) == ["3"]
     assert completed["metadata"] == {"name": "w"}
@@ -111,16 +117,14 @@ def test_every_workload_is_completed_in_its_template(
     ],
     ids=["other kind", "no template", "null template", "foreign Pod", "VMI"],
 )
-def test_other_documents_pass_through(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str
-) -> None:
+def test_other_documents_pass_through(inject: Inject, document: str) -> None:
     """Documents without a pod are printed as they are."""
     ((_, before),) = read_yaml(document)
 
-    assert inject(capsys, "-f", written(tmp_path, document)) == ([before], "")
+    assert inject(document) == ([before], "")
 
 
-def test_entries_of_lists_are_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_of_lists_are_completed(inject: Inject) -> None:
     """Entries of untyped, typed and nested lists are injected in place."""
     pods = "apiVersion: v1\nkind: PodList\nitems:\n- spec: {containers: [{name: a, resources: {limits: {%s: 1}}}]}\n"
     nested = (
@@ -129,7 +133,7 @@ def test_entries_of_lists_are_completed(tmp_path: Path, capsys: pytest.CaptureFi
         + _entry("apiVersion: v1\nkind: List\nitems: []\n")
     )
 
-    (typed, untyped), _ = inject(capsys, "-f", written(tmp_path, pods % CORES, nested))
+    (typed, untyped), _ = inject(pods % CORES, nested)
 
     assert cores_told(typed["items"][0]) == ["1"]
     assert "kind" not in typed["items"][0]
@@ -142,18 +146,18 @@ def _entry(document: str) -> str:
     return "\n".join([f"- {first}", *(f"  {line}" for line in others)]) + "\n"
 
 
-def test_aliased_containers_are_completed_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliased_containers_are_completed_apart(inject: Inject) -> None:
     """Two containers written once with an anchor each get their own cores."""
     text = POD.replace("- name: app", "- &one\n    name: app") + "  - {<<: *one, name: b}\n"
 
-    (pod,), _ = inject(capsys, "-f", written(tmp_path, text))
+    (pod,), _ = inject(text)
 
     assert cores_told(pod) == ["2", "2"]
 
 
-def test_a_pod_that_would_be_refused_is_injected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_would_be_refused_is_injected(inject: Inject) -> None:
     """A pod that the validating webhook would refuse is injected, without a verdict."""
-    (pod,), _ = inject(capsys, "-f", written(tmp_path, BAD_POD))
+    (pod,), _ = inject(BAD_POD)
 
     assert pod["metadata"]["annotations"]["qos.gocrane.io/cpu-manager"] == "exlusive"
 
@@ -169,37 +173,37 @@ def test_one_bad_document_prints_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert captured.err.count("\n") == 1
 
 
-def test_several_files_are_one_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_files_are_one_output(inject: Inject, tmp_path: Path) -> None:
     """`-f` may be repeated; the documents come in the order of the flags."""
     (tmp_path / "b").mkdir()
     first, second = written(tmp_path, CONFIG_MAP), written(tmp_path / "b", POD)
 
-    documents, _ = inject(capsys, "-f", first, "-f", second)
+    documents, _ = inject(flags=("-f", first, "-f", second))
 
     assert [document["kind"] for document in documents] == ["ConfigMap", "Pod"]
 
 
-def test_mutations_file_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutations_file_is_the_servers(inject: Inject, tmp_path: Path) -> None:
     """`--mutations` replaces the built-in additions."""
     mutations = tmp_path / "mutations.yaml"
     mutations.write_text("mutations: {perContainer: {env: [{name: CMK_PROC_FS, value: /host/proc}]}}")
 
-    (pod,), warnings = inject(capsys, "-f", written(tmp_path, POD), "--mutations", str(mutations))
+    (pod,), warnings = inject(POD, flags=("--mutations", str(mutations)))
 
     assert pod["spec"]["containers"][0]["env"][0] == {"name": "CMK_PROC_FS", "value": "/host/proc"}
     assert "volumes" not in pod["spec"]
     assert warnings == ""
 
 
-def test_configuration_is_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_is_the_servers(inject: Inject, tmp_path: Path) -> None:
     """`--config` reaches the rules: without isolated cores nothing is charged for idle siblings."""
     pod = "apiVersion: v1\nkind: Pod\nmetadata: {annotations: {smt-policy.corepin.io/pod: isolate}}\n"
     pod += "spec: {containers: [{name: a, resources: {limits: {cpu: 2}}}]}\n"
     config = tmp_path / "config.yaml"
     config.write_text("isolatedCores: false\n")
 
-    (charged,), _ = inject(capsys, "-f", written(tmp_path, pod))
-    (free,), _ = inject(capsys, "-f", written(tmp_path, pod), "--config", str(config))
+    (charged,), _ = inject(pod)
+    (free,), _ = inject(pod, flags=("--config", str(config)))
 
     assert charged["spec"]["containers"][0]["resources"]["limits"]["corepin.io/isolated-cores"] == "2"
     assert free["spec"]["containers"][0]["resources"]["limits"] == {"cpu": 2}
