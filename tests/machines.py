@@ -5,7 +5,8 @@
     -     devices/system/cpu/online 0-15       a file of the machine, below /sys
 
 The kernel shows most lists twice; the mask beside each list (`core_cpus` beside `core_cpus_list`) is derived.
-`python -m tests.machines NAME` captures the machine it runs on; `tests.reconstruct` wrote the others.
+`python -m tests.machines NAME` captures the machine it runs on. The first line of a tree that was written from a
+published dump or from the kernel's numbering names its source.
 """
 
 from __future__ import annotations
