@@ -21,6 +21,7 @@ from tests.tables import table
 
 if TYPE_CHECKING:
     from pinning.kubevirt.types import CPU, VirtSpec
+    from pinning.pods.types import ObjectMeta
 
 ARM = "arm64"
 PLACEMENT = "cpu.dedicatedCpuPlacement"
@@ -112,10 +113,8 @@ def test_cpus_of_the_pod(words: dict[str, Any], even_parity: bool, total: int) -
 @table("words, known, expected", ROWS["warned"])
 def test_warning(words: dict[str, Any], known: dict[str, Any], expected: dict[str, str]) -> None:
     """An odd total, threads without SMT, a pool without its policy, and CPUs that are said twice are warnings."""
-    settings, metadata = (
-        KubeVirtSettings(**known.get("settings", {})),
-        {"annotations": known.get("annotations")},
-    )
+    settings = KubeVirtSettings(**known.get("settings", {}))
+    metadata: ObjectMeta = {"annotations": known.get("annotations")}
     shapes = tuple(known.get("threads_per_core", ()))
     causes, warnings = review_vmi(Kind.VMI, metadata, spec_of(words), settings, threads_per_core=shapes)
     assert (causes, fields(warnings)) == ((), list(expected))

@@ -16,6 +16,7 @@ from tests.pods import CORES, SMT, container, pod, token_mount, token_volume
 from tests.webhook.requests import generated, request
 from tests.webhook.rules.mutated import mutated, planned
 from webhook.config.mutations import BUILT_IN, Mutations, load_mutations
+from webhook.config.settings import load_settings
 from webhook.review.handler import Decider
 from webhook.review.response import Patched
 from webhook.rules.mutate import Plan
@@ -259,7 +260,7 @@ def test_patch_does_not_grow_with_volumes() -> None:
 @settings(max_examples=200, deadline=None)
 def test_second_call_changes_nothing(document: Any, mutations: Mutations) -> None:
     """For any pod and place of its token each patch applies, a second one is empty, and no mount lacks its volume."""
-    rules = Decider(GATED, mutations)
+    rules = Decider(load_settings(GATED), mutations)
     answer = rules.mutate(request(document))
     if not isinstance(answer, Patched):
         return
