@@ -70,32 +70,26 @@ def test_lscpu_with_raw_core_ids() -> None:
     assert topology.uncore_caches == {0: CPUSet([0, 1]), 2: CPUSet([2, 3])}
 
 
-def test_lscpu_of_a_cpu_without_a_level_three_cache() -> None:
-    """An lscpu row drops the id of a missing cache: such CPUs share the domain of their package (Meteor Lake LP-E)."""
-    topology = read_lscpu(
-        lscpu(
-            {"cpu": 0, "core": 0, "l1d:l1i:l2:l3": "0:0:0:0"},
-            {"cpu": 1, "core": 1, "l1d:l1i:l2:l3": "32:32:8"},
-            {"cpu": 2, "core": 2, "l1d:l1i:l2:l3": "33:33:8"},
-        )
-    )
+@table(
+    "caches, last_level, l2",
+    {
+        "without a level 3, which is that of its package (Meteor Lake LP-E)": (
+            {0: "0:0:0:0", 1: "32:32:8", 2: "33:33:8"}, {0: "0", 1: "1-2"}, {0: "0", 1: "1-2"},
+        ),
+        "without level 1: the ids are those of the outermost (Core Ultra 9 185H)": (
+            {15: "6:6:0:0", 16: "1:0", 17: "10:10:1:0"}, {15: "15-17"}, {15: "15", 16: "16-17"},
+        ),
+    },
+)  # fmt: skip
+def test_lscpu_of_a_cpu_without_some_caches(
+    caches: dict[int, str], last_level: dict[int, str], l2: dict[int, str]
+) -> None:
+    """An lscpu row drops the id of a missing cache."""
+    rows = ({"cpu": cpu, "core": cpu, "l1d:l1i:l2:l3": ids} for cpu, ids in caches.items())
+    topology = read_lscpu(lscpu(*rows))
 
-    assert topology.uncore_caches == {0: CPUSet([0]), 1: CPUSet([1, 2])}
-    assert topology.l2_caches == {0: CPUSet([0]), 1: CPUSet([1, 2])}
-
-
-def test_lscpu_of_a_cpu_without_level_one_caches() -> None:
-    """Ids that differ in the first two places belong to the outermost caches (CPU 16 of a Core Ultra 9 185H)."""
-    topology = read_lscpu(
-        lscpu(
-            {"cpu": 15, "core": 9, "l1d:l1i:l2:l3": "6:6:0:0"},
-            {"cpu": 16, "core": 10, "l1d:l1i:l2:l3": "1:0"},
-            {"cpu": 17, "core": 11, "l1d:l1i:l2:l3": "10:10:1:0"},
-        )
-    )
-
-    assert topology.uncore_caches == {15: CPUSet.parse("15-17")}
-    assert topology.l2_caches == {15: CPUSet([15]), 16: CPUSet([16, 17])}
+    assert {at: str(cpus) for at, cpus in topology.uncore_caches.items()} == last_level
+    assert {at: str(cpus) for at, cpus in topology.l2_caches.items()} == l2
 
 
 def test_lscpu_with_bare_dashes() -> None:

@@ -69,13 +69,27 @@ def test_a_checkpoint_of_before_memory_is_read() -> None:
     assert (read.mems, read.claim.numa_memory, read.claim.memory_limit) == (EMPTY, None, 0)
 
 
-def test_a_checkpoint_keeps_the_right_to_the_shared_set() -> None:
-    """A claim's access to the shared set is saved in the checkpoint; claims of an older checkpoint have none."""
+@table(
+    "facts, key",
+    {
+        "the right to the shared set": ({"shared_cpus": True}, "sharedCPUs"),
+        **{f"device policy {word}": ({"devices": word}, "devicePolicy") for word in DevicePolicy},
+        **{f"noise policy {word}": ({"noise": word}, "noisePolicy") for word in NoisePolicy},
+        "noise policy and CRI-O's": ({"noise": NoisePolicy.NONE, "crio_disables_interrupts": True}, "noise"),
+        "CRI-O's word about interrupts": ({"crio_disables_interrupts": True}, "crioDisablesInterrupts"),
+        "quota policy": ({"quota": QuotaPolicy.KEEP}, "quota"),
+        "CRI-O's word about the quota": ({"crio_disables_quota": True}, "crioDisablesQuota"),
+        "which interrupts stay": ({"irq": ("devices", "eth0-*")}, "irqPolicy"),
+    },
+)
+def test_a_checkpoint_keeps(facts: dict[str, Any], key: str) -> None:
+    """A fact of a claim is saved in the checkpoint; in an older one, and for a claim without it, it is absent."""
     (assignment,) = ledger_from_dict(saved())
-    mixed = Ledger().assign(replace(assignment, claim=replace(assignment.claim, shared_cpus=True)))
+    ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, **facts)))
 
-    assert ledger_from_dict(ledger_to_dict(mixed)) == mixed
-    assert not assignment.claim.shared_cpus
+    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
+    assert key not in str(saved())
+    assert not any(getattr(assignment.claim, name) for name in facts)
 
 
 def test_a_checkpoint_keeps_core_types() -> None:
@@ -87,38 +101,6 @@ def test_a_checkpoint_keeps_core_types() -> None:
     assert ledger_from_dict(ledger_to_dict(typed)) == typed
     assert "coreType" not in str(saved())
     assert (assignment.core_type, assignment.claim.core_type) == (CoreType.ANY, None)
-
-
-@pytest.mark.parametrize("word", DevicePolicy)
-def test_a_checkpoint_keeps_device_policies(word: DevicePolicy) -> None:
-    """A claim's device policy is saved in the checkpoint; in an older checkpoint it is absent."""
-    (assignment,) = ledger_from_dict(saved())
-    ledger = Ledger().assign(replace(assignment, claim=replace(assignment.claim, devices=word)))
-
-    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
-    assert assignment.claim.devices is None
-
-
-@pytest.mark.parametrize("word", NoisePolicy)
-def test_a_checkpoint_keeps_noise_policies(word: NoisePolicy) -> None:
-    """A claim's noise policy is saved in the checkpoint; in an older checkpoint it is absent."""
-    (assignment,) = ledger_from_dict(saved())
-    for disables in (False, True):
-        claim = replace(assignment.claim, noise=word, crio_disables_interrupts=disables)
-        ledger = Ledger().assign(replace(assignment, claim=claim))
-        assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
-
-    assert (assignment.claim.noise, assignment.claim.crio_disables_interrupts) == (None, False)
-
-
-def test_a_checkpoint_keeps_quota_words() -> None:
-    """A claim's quota policy and CRI-O's annotation are saved in the checkpoint; in an older one both are absent."""
-    (assignment,) = ledger_from_dict(saved())
-    claim = replace(assignment.claim, quota=QuotaPolicy.KEEP, crio_disables_quota=True)
-    ledger = Ledger().assign(replace(assignment, claim=claim))
-
-    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
-    assert (assignment.claim.quota, assignment.claim.crio_disables_quota) == (None, False)
 
 
 def test_a_checkpoint_keeps_the_nodes_beside_devices() -> None:
@@ -136,15 +118,6 @@ def test_devices_say_the_same_after_reading() -> None:
     assert devices_from_list(written) == devices
     assert written[0]["devices"][1] == {"resource": "nvidia.com/gpu", "nodes": "1", "count": 2}
     assert written[0]["devices"][0]["pciAddress"] == "0000:41:00.0"  # earlier agents ignore this field
-
-
-def test_a_checkpoint_keeps_which_interrupts_stay() -> None:
-    """The globs of interrupts that stay are saved in the checkpoint; a claim without globs adds no field."""
-    (assignment,) = ledger_from_dict(saved())
-    claim = replace(assignment.claim, irq=("devices", "eth0-*"))
-    ledger = Ledger().assign(replace(assignment, claim=claim))
-    assert ledger_from_dict(ledger_to_dict(ledger)) == ledger
-    assert "irqPolicy" not in str(saved())
 
 
 @table(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pinning.contract import CPUPolicy, NoisePolicy, QuotaPolicy
@@ -9,6 +11,7 @@ from pinning.planning.node_config import Quota
 from pinning.planning.quota import Bandwidth, effective_quota, is_unset
 from pinning.pods.claims import Claim, Origin
 from pinning.pods.resources import Role
+from tests.tables import table
 
 
 @pytest.mark.parametrize(
@@ -28,48 +31,27 @@ def test_auto_unsets_a_quota_that_promises_nothing(owned: int, bandwidth: Bandwi
     assert is_unset(Quota.UNSET, owned, bandwidth)
 
 
-@pytest.mark.parametrize(
-    ("said", "crio_disables", "uses_pools", "is_crio", "word"),
-    [
-        pytest.param(None, False, False, False, Quota.AUTO, id="the node's default"),
-        pytest.param(QuotaPolicy.KEEP, True, True, False, Quota.KEEP, id="the pod keeps it"),
-        pytest.param(QuotaPolicy.UNSET, False, False, True, Quota.UNSET, id="the pod unsets it"),
-        pytest.param(None, True, False, False, Quota.UNSET, id="CRI-O's annotation under another runtime"),
-        pytest.param(None, True, False, True, Quota.AUTO, id="CRI-O follows its own annotation"),
-        pytest.param(None, False, True, False, Quota.UNSET, id="helpers would use it up"),
-    ],
-)
-def test_the_word_that_applies(
-    said: QuotaPolicy | None, crio_disables: bool, uses_pools: bool, is_crio: bool, word: Quota
-) -> None:
-    """The pod's annotation overrides helper threads and CRI-O's annotation, and these override the node's default."""
-    claim = Claim(
-        "app",
-        Role.MAIN,
-        Origin.ANNOTATION,
-        CPUPolicy.EXCLUSIVE,
-        2,
-        quota=said,
-        crio_disables_quota=crio_disables,
-    )
-    found = effective_quota(claim, Quota.AUTO, uses_pools=uses_pools, is_crio=is_crio, keeps_quiet=True)
-    assert found is word
+KEEP, UNSET, QUIET = QuotaPolicy.KEEP, QuotaPolicy.UNSET, NoisePolicy.QUIET
 
 
-@pytest.mark.parametrize(
-    ("noise", "said", "keeps_quiet", "word"),
-    [
-        pytest.param(NoisePolicy.QUIET, None, True, Quota.UNSET, id="quiet"),
-        pytest.param(NoisePolicy.QUIET, QuotaPolicy.KEEP, True, Quota.KEEP, id="quiet, and the pod keeps it"),
-        pytest.param(NoisePolicy.QUIET, None, False, Quota.KEEP, id="no CPU of the node is kept quiet"),
-        pytest.param(NoisePolicy.NONE, None, True, Quota.KEEP, id="none"),
-        pytest.param(None, None, True, Quota.KEEP, id="no policy"),
-    ],
+@table(
+    "claimed, node, word",
+    {
+        "the node's default": ({}, {}, Quota.AUTO),
+        "the pod keeps it": ({"quota": KEEP, "crio_disables_quota": True}, {"uses_pools": True}, Quota.KEEP),
+        "the pod unsets it": ({"quota": UNSET}, {"is_crio": True}, Quota.UNSET),
+        "CRI-O's annotation under another runtime": ({"crio_disables_quota": True}, {}, Quota.UNSET),
+        "CRI-O follows its own annotation": ({"crio_disables_quota": True}, {"is_crio": True}, Quota.AUTO),
+        "helpers would use it up": ({}, {"uses_pools": True}, Quota.UNSET),
+        "quiet": ({"noise": QUIET}, {"is_crio": True}, Quota.UNSET),
+        "quiet, and the pod keeps it": ({"noise": QUIET, "quota": KEEP}, {}, Quota.KEEP),
+        "no CPU of the node is kept quiet": ({"noise": QUIET}, {"keeps_quiet": False}, Quota.AUTO),
+        "the policy is not quiet": ({"noise": NoisePolicy.NONE}, {}, Quota.AUTO),
+    },
 )
-def test_quiet_containers_are_not_throttled(
-    noise: NoisePolicy | None, said: QuotaPolicy | None, keeps_quiet: bool, word: Quota
-) -> None:
-    """If a part of `quiet` is on, `noise-policy: quiet` overrides the default policy, and `quota-policy` overrides both."""
-    claim = Claim("app", Role.MAIN, Origin.CMK, CPUPolicy.EXCLUSIVE, 2, quota=said, noise=noise)
-    found = effective_quota(claim, Quota.KEEP, uses_pools=False, is_crio=True, keeps_quiet=keeps_quiet)
-    assert found is word
+def test_the_word_that_applies(claimed: dict[str, Any], node: dict[str, bool], word: Quota) -> None:
+    """The pod's annotation overrides helper threads, CRI-O's annotation and quiet CPUs, and these the node's default."""
+    claim = Claim("app", Role.MAIN, Origin.ANNOTATION, CPUPolicy.EXCLUSIVE, 2, **claimed)
+    for default in (Quota.AUTO, Quota.KEEP):
+        facts = {"uses_pools": False, "is_crio": False, "keeps_quiet": True, **node}
+        assert effective_quota(claim, default, **facts) is (default if word is Quota.AUTO else word)

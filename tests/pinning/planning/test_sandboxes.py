@@ -163,31 +163,24 @@ def test_the_runtime_gets_every_containers_cpuset() -> None:
     assert node.plan().actions == ()
 
 
-def test_a_machine_that_cannot_be_moved_blocks_no_grant() -> None:
-    """If a machine cannot be found or moved, grants of its CPUs do not wait for it."""
+@pytest.mark.parametrize(
+    ("facts", "moves", "waits"),
+    [
+        pytest.param({}, True, " < s-k", id="it may be anywhere, and is moved first"),
+        pytest.param({"is_movable": False}, False, "", id="it cannot be moved"),
+        pytest.param({"is_awaited": False}, True, "", id="it was waited for long enough"),
+    ],
+)
+def test_an_unread_machine_blocks_a_grant_while_it_can_be_moved(
+    facts: dict[str, bool], moves: bool, waits: str
+) -> None:
+    """A grant waits for a machine whose threads have not been read, unless it cannot be moved or the time is over."""
     node = kata(world(), PLAIN)
-    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_movable=False)
-    node.add("a", [EXCLUSIVE])
-    number = node.start("a", "c0")
-    assert shown(node.plan().actions) == [f"grant {number} 1,9"]
-
-
-def test_an_unread_machine_may_be_anywhere() -> None:
-    """If the threads of a machine have not been read, it is moved before any container is granted CPUs."""
-    node = kata(world(), PLAIN)
-    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY)
-    node.add("a", [EXCLUSIVE])
-    number = node.start("a", "c0")
-    assert shown(node.plan().actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9 < s-k"]
-
-
-def test_machine_that_was_waited_for_long_enough_is_moved_beside_others() -> None:
-    """After the waiting time for a machine no grant waits for it, and the machine is still moved."""
-    node = kata(world(), PLAIN)
-    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, is_awaited=False)
+    node.sandboxes["s-k"] = replace(node.sandboxes["s-k"], cpus=EMPTY, **facts)  # type: ignore[arg-type]
     node.add("a", [EXCLUSIVE])
     number = node.start("a", "c0")
     planned = node.plan()
 
-    assert shown(planned.actions) == ["shrink s-k 0,2-8,10-15", f"grant {number} 1,9"]
-    assert not any(action.vacates for action in planned.actions)
+    shrinks = ["shrink s-k 0,2-8,10-15"] if moves else []
+    assert shown(planned.actions) == [*shrinks, f"grant {number} 1,9{waits}"]
+    assert any(action.vacates for action in planned.actions) is bool(waits)
