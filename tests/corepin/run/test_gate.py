@@ -102,21 +102,21 @@ def test_it_waits_for_the_agent(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-@pytest.mark.parametrize("restart_policy", ["Always", "OnFailure"])
-def test_refusal_ends_it(tmp_path: Path, restart_policy: str) -> None:
-    """A refusal ends the gate with its message, and the kubelet restarts it."""
-    swap(tmp_path, status(main=refusal("wanted 4 wholly free cores")))
+@pytest.mark.parametrize(
+    ("restart_policy", "message", "printed"),
+    [
+        ("Always", "wanted 4 wholly free cores", "wanted 4 wholly free cores"),
+        ("OnFailure", "wanted 4 wholly free cores", "wanted 4 wholly free cores"),
+        ("Always", "no \ud800 room \x1b[2J", r"no \ud800 room \x1b[2J"),
+    ],
+    ids=["always", "on failure", "control characters and lone surrogates, which JSON can hold"],
+)
+def test_refusal_ends_it(tmp_path: Path, restart_policy: str, message: str, printed: str) -> None:
+    """A refusal ends the gate with its message, escaped, and the kubelet restarts it."""
+    swap(tmp_path, status(main=refusal(message)))
     with waiting(tmp_path, restart_policy) as process:
         assert process.wait(SECONDS) == 1
-    assert (tmp_path / "log").read_text() == "main: wanted 4 wholly free cores"
-
-
-def test_termination_message_is_printable(tmp_path: Path) -> None:
-    """Control characters and lone surrogates, which JSON can hold, are escaped in the termination message."""
-    swap(tmp_path, status(main=refusal("no \ud800 room \x1b[2J")))
-    with waiting(tmp_path, "Always") as process:
-        assert process.wait(SECONDS) == 1
-    assert (tmp_path / "log").read_text() == r"main: no \ud800 room \x1b[2J"
+    assert (tmp_path / "log").read_text() == f"main: {printed}"
 
 
 def test_refusal_of_what_runs_once_is_waited_for(tmp_path: Path) -> None:
