@@ -88,12 +88,14 @@ class Served:
             ReviewLog(lambda _line: None),
             self.bodies,
         )
+        self._uploads: list[Upload] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def upload(self, peer: str, declared: int, sent: int = 1, query: bytes = b"") -> Upload:
         """Begin a request that sends the first bytes of its body."""
         upload = Upload(peer, declared, query)
         upload.send(body(declared or LIMIT)[:sent])
+        self._uploads.append(upload)
         self._tasks.add(asyncio.ensure_future(upload.serve(self.endpoint)))
         return upload
 
@@ -109,7 +111,9 @@ class Served:
             await settle()
 
     async def end(self) -> None:
-        """Wait for the requests; nothing is reserved after them."""
+        """Disconnect the clients that have not sent all, and wait for the requests; nothing is reserved after them."""
+        for upload in self._uploads:
+            upload.disconnect()
         await asyncio.gather(*self._tasks)
         for queue in (self.bodies.large, self.bodies.small):
             assert (queue.reserved, queue.waiting, queue.holders) == (0, [], set())
@@ -161,28 +165,26 @@ async def test_small_bodies_pass_large_ones(served: Served) -> None:
 
 async def test_one_stranger_leaves_room_for_a_body_of_the_api_server(served: Served) -> None:
     """One address holds two bodies of the largest size however many it sends; the third place is for another address."""
-    strangers = [served.upload(STRANGER, LIMIT) for _ in range(MOST_WAITING)]
+    for _ in range(MOST_WAITING):
+        served.upload(STRANGER, LIMIT)
     await settle()
     review = served.upload(API_SERVER, LIMIT)
     finish(review)
     await settle()
     assert review.status == 200
-    for upload in strangers:
-        upload.disconnect()
     await served.end()
 
 
 async def test_bodies_of_one_address_make_way_for_each_other(served: Served) -> None:
     """Clients behind a proxy share one address: a stalled body loses its room to a waiting one of that address."""
-    slow = [served.upload(API_SERVER, LIMIT) for _ in range(2)]
+    for _ in range(2):
+        served.upload(API_SERVER, LIMIT)
     await settle()
     await served.pass_time(1)
     review = served.upload(API_SERVER, LIMIT)
     finish(review)
     await served.pass_time(0)
     assert review.status == 200
-    for upload in slow:
-        upload.disconnect()
     await served.end()
 
 
@@ -214,8 +216,6 @@ async def test_bodies_that_trickle_make_way(served: Served) -> None:
             upload.send(b" ")
         await served.pass_time(0)
     assert review.status == 200
-    for upload in slow:
-        upload.disconnect()
     await served.end()
 
 
@@ -228,8 +228,6 @@ async def test_a_fast_body_keeps_its_room(served: Served) -> None:
             upload.send(b" " * (LIMIT // 8))
         await served.pass_time(0)
     assert [upload.status for upload in (*fast, waiting)] == [0, 0, 0, 0]
-    for upload in (*fast, waiting):
-        upload.disconnect()
     await served.end()
 
 
@@ -241,8 +239,6 @@ async def test_no_body_is_dropped_for_a_delay_of_the_webhook(served: Served) -> 
     served.now += 1.0
     await served.pass_time(0)
     assert [upload.status for upload in (*held, waiting)] == [0, 0, 0, 0]
-    for upload in (*held, waiting):
-        upload.disconnect()
     await served.end()
 
 
@@ -256,8 +252,6 @@ async def test_waiting_is_bounded(served: Served) -> None:
     assert (review.status, review in strangers) == (0, False)
     assert [at for at, upload in enumerate(strangers) if upload.status] == [1 + MOST_WAITING]
     assert strangers[1 + MOST_WAITING].status == 503
-    for upload in (*strangers, review):
-        upload.disconnect()
     await served.end()
 
 
