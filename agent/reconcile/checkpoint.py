@@ -27,7 +27,7 @@ import msgspec
 from agent.errors import AgentError
 from pinning.errors import PinningError
 from pinning.json_text import parse_json
-from pinning.machine.cpuset import CPUSet
+from pinning.machine.cpuset import CPUSet, union
 from pinning.machine.topology import Topology
 from pinning.planning.ledger_json import (
     devices_from_list,
@@ -331,27 +331,28 @@ def as_kept(saved: Saved, boot_id: str, now: Topology) -> Ledger:
     """
     if saved.boot_id == boot_id:
         return saved.ledger
-    cores = {core.cpus for core in now.cores}
-    ledger = saved.ledger
-    for assignment in saved.ledger:
-        before = saved.topology.cores_of(assignment.footprint)
-        if not assignment.footprint <= now.cpus or any(core.cpus not in cores for core in before):
+    unchanged, ledger = _unchanged(saved.topology, now), saved.ledger
+    for assignment in saved.ledger.parts:
+        if not assignment.footprint <= unchanged:
             ledger = ledger.release(assignment.owner)
-    return _unprepared(ledger, saved.topology, now)
+    return _unprepared(ledger, unchanged)
 
 
-def _unprepared(ledger: Ledger, before: Topology, now: Topology) -> Ledger:
+def _unprepared(ledger: Ledger, unchanged: CPUSet) -> Ledger:
     """Return the ledger after a reboot: claims on unchanged cores keep their CPUs, and the others are released.
 
     All count as not prepared, because the kubelet prepares each claim again.
     """
-    cores = {core.cpus for core in now.cores}
     for uid, grant in ledger.claims.items():
-        stays = grant.footprint <= now.cpus and all(
-            core.cpus in cores for core in before.cores_of(grant.footprint)
-        )
+        stays = grant.footprint <= unchanged
         ledger = ledger.grant(replace(grant, is_prepared=False)) if stays else ledger.release_claim(uid)
     return ledger
+
+
+def _unchanged(before: Topology, now: Topology) -> CPUSet:
+    """Return the CPUs of the cores that have the same siblings and NUMA node after a reboot."""
+    cores = {(core.cpus, core.numa_node) for core in now.cores}
+    return union(core.cpus for core in before.cores if (core.cpus, core.numa_node) in cores)
 
 
 def _locked(path: Path) -> int:

@@ -30,10 +30,14 @@ from pinning.dra.claims import ClaimGrant, ClaimPart, DeviceClaim
 from pinning.machine.cpuset import CPUSet
 from pinning.machine.near import Device
 from pinning.machine.topology import Topology
+from pinning.planning.invariants import problems
 from pinning.planning.ledger import Ledger
+from pinning.planning.node_sets import node_sets
 from pinning.planning.observed import Owner
 from tests.agent.checkpoints import written
-from tests.pinning.machines import FLAT, WITHOUT_SMT
+from tests.agent.fakes import FakeNode
+from tests.pinning.budgets import EXCLUSIVE, budgeted
+from tests.pinning.machines import FLAT, WITHOUT_SMT, machine, machine_of_cores
 from tests.pinning.world import Wish, World
 from tests.tables import table
 
@@ -330,3 +334,34 @@ def test_after_a_reboot_the_same_cores_are_kept() -> None:
 def test_after_a_reboot_with_another_topology_the_ledger_is_dropped() -> None:
     """After a reboot with another topology, such as SMT switched off, the ledger is dropped."""
     assert as_kept(saved(), "boot-2", WITHOUT_SMT) == Ledger()
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(WITHOUT_SMT, id="SMT switched off"),
+        pytest.param(machine_of_cores("0,4", "1-2", "5-6", "3,7"), id="siblings numbered anew"),
+    ],
+)
+def test_after_a_reboot_pools_on_changed_cores_are_dropped(tmp_path: Path, now: Topology) -> None:
+    """After a reboot with another topology, pools of pods get CPUs anew: whole cores that exist."""
+    whole = {**EXCLUSIVE, "smt-policy.corepin.io/pod": "require"}
+    node = FakeNode(tmp_path, FLAT)
+    for uid in ("a", "b"):
+        node.documents[uid] = budgeted(uid, 2, {"main": None, "log": None}, annotations=whole)
+    node.run()
+    node.machine.boot, node.topology = "boot-2", now
+    node.new_agent()
+    node.run()
+    after = node.agent.reconciler.checkpoint.saved
+    assert after
+    assert after.ledger.pools
+    assert problems(after.ledger, node_sets(now, now.online, node.config)) == ()
+    node.close()
+
+
+def test_after_a_reboot_containers_on_other_numa_nodes_are_dropped() -> None:
+    """After a change of the firmware's NUMA nodes a `single` container would keep CPUs that now lie on two of them."""
+    halves = machine(4, 2, lambda core: (0, core // 2, 0))
+    assert {held.owner.pod_uid for held in saved().ledger} == {"a", "b"}  # on cores 1 and 2
+    assert {held.owner.pod_uid for held in as_kept(saved(), "boot-2", halves)} == {"a"}
