@@ -36,8 +36,10 @@ def bind_created(records: Iterable[ContainerRecord], updates: CreatedUpdates) ->
 def read_memory(records: Iterable[ContainerRecord], ledger: Ledger, cpusets: Cpusets) -> None:
     """Read the effective memory nodes of running containers whose pod asks for a binding."""
     for record in records:
-        assignment = ledger.of(record.owner) if record.is_running and record.cgroup else None
-        if assignment and assignment.claim.numa_memory and record.cgroup:
+        if not (record.is_running and record.cgroup):
+            continue
+        held = ledger.of(record.owner) or ledger.pools.get(record.owner.pod_uid)
+        if held and held.claim.numa_memory:
             with suppress(AgentError):  # the container exits: the next pass sees it
                 record.read_memory(cpusets.mems(record.cgroup))
 

@@ -119,27 +119,40 @@ class PassResult:
             return ()
         owned = assignment.footprint.mask
         found = {owner for mask, owner in self._masks if mask & owned} - {assignment.owner}
-        if assignment.owner in self._machines:
-            found -= self._beside(assignment.owner)
+        if assignment.owner in self._machines or assignment.is_pool:
+            found -= self._beside(assignment)
         return tuple(
             sorted(self.names.get(other, other.container) for other in found if self._meet(assignment, other))
         )
 
-    def _beside(self, owner: Owner) -> set[Owner]:
+    @cached_property
+    def pool_intruders(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of other containers on the CPUs of each pool, by uid of its pod."""
+        return {uid: self.intruders(pool) for uid, pool in self.plan.ledger.pools.items()}
+
+    def _beside(self, assignment: Assignment) -> set[Owner]:
         """Return the containers of the same virtual machine, which share each other's CPUs."""
-        machine = self._machines[owner]
-        return {other for other, its in self._machines.items() if its == machine}
+        owner = assignment.owner
+        machines = {
+            machine
+            for other, machine in self._machines.items()
+            if other == owner or (assignment.is_pool and other.pod_uid == owner.pod_uid)
+        }
+        return {other for other, its in self._machines.items() if its in machines}
 
     def _meet(self, assignment: Assignment, other: Owner) -> bool:
         held = self.plan.ledger.of(other)
-        return assignment.meets(held) if held else not self._starts_in(assignment, other)
+        return assignment.meets(held) if held else not self._may_be_on(assignment, other)
 
-    def _starts_in(self, assignment: Assignment, other: Owner) -> bool:
-        """Return whether a container is an ordinary init container on the CPUs of the assignment's pod."""
+    def _may_be_on(self, assignment: Assignment, other: Owner) -> bool:
+        """Return whether a container of the pod's pool may run on the CPUs of an assignment of its pod.
+
+        That is so if these are the pool, or if it is an ordinary init container.
+        """
         pool = self.plan.ledger.pools.get(other.pod_uid)
         user = pool.claim.pool.user(other.container) if pool and pool.claim.pool else None
         is_mate = other.pod_uid == assignment.owner.pod_uid
-        return is_mate and user is not None and user.role is Role.INIT
+        return is_mate and user is not None and (assignment.is_pool or user.role is Role.INIT)
 
 
 def pass_result(
@@ -314,7 +327,7 @@ def _container(owner: Owner, result: PassResult) -> ContainerState:
 
 def _pooled(owner: Owner, cpus: CPUSet, result: PassResult) -> ContainerState:
     """Return the state of a container in the pool of its pod."""
-    pool, nodes = result.plan.ledger.pools[owner.pod_uid], result.observed.topology.numa_nodes
+    pool, topology = result.plan.ledger.pools[owner.pod_uid], result.observed.topology
     return ContainerState(
         name=owner.container,
         is_pooled=True,
@@ -323,7 +336,9 @@ def _pooled(owner: Owner, cpus: CPUSet, result: PassResult) -> ContainerState:
         core_type=pool.core_type,
         cpus=cpus,
         others=_pools(owner, result),
-        numa_nodes=tuple(node for node, inside in nodes.items() if inside & cpus),
+        numa_nodes=tuple(topology.nodes_of(cpus)),
+        memory=memory_state(pool, result.memory.get(owner), topology),
+        intruders=result.pool_intruders[owner.pod_uid],
     )
 
 
