@@ -32,6 +32,14 @@ SHOWN: Final = "certs.corepin.io/shown"  # time since which every replica serves
 ROTATE: Final = "certs.corepin.io/rotate"  # "ca": an operator requests a new CA now
 
 Anchors = frozenset[x509.Certificate]
+# Errors by which `cryptography` refuses a certificate, at loading or when its key or an extension is first read.
+UNREADABLE: Final = (
+    ValueError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +144,18 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     """Return whether the authority's key signed the certificate."""
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, TypeError, InvalidSignature):
         return False
     return True
+
+
+def dns_names(certificate: x509.Certificate) -> frozenset[str]:
+    """Return the DNS names of a certificate; none if they cannot be read."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (*UNREADABLE, x509.ExtensionNotFound):
+        return frozenset()
+    return frozenset(names.get_values_for_type(x509.DNSName))
 
 
 def bundle(anchors: Iterable[x509.Certificate]) -> bytes:
@@ -158,7 +175,7 @@ def anchors_of(pem: bytes) -> Anchors:
     for block in pem.split(begin)[1:]:
         try:
             found.add(x509.load_pem_x509_certificate(begin + block.partition(end)[0] + end))
-        except ValueError:
+        except UNREADABLE:
             continue
     return frozenset(found)
 
@@ -190,9 +207,15 @@ class _Parts:
         """Return the certificate and key in two keys of the Secret, without a key that does not match."""
         certificates, key = self.certificates(cert_name), self._private_key(key_name)
         certificate = certificates[0] if certificates else None
-        if certificate and key and certificate.public_key() != key.public_key():
-            self.problems.append(Problem(key_name, f"does not belong to {cert_name}"))
-            return Pair(certificate)
+        if certificate and key:
+            try:
+                belongs = certificate.public_key() == key.public_key()
+            except UNREADABLE:
+                self.problems.append(Problem(cert_name, "has a public key that cannot be read"))
+                return Pair()
+            if not belongs:
+                self.problems.append(Problem(key_name, f"does not belong to {cert_name}"))
+                return Pair(certificate)
         self._miss(cert_name, key_name)
         return Pair(certificate, key)
 
@@ -202,7 +225,7 @@ class _Parts:
             return ()
         try:
             return tuple(x509.load_pem_x509_certificates(pem))
-        except ValueError:
+        except UNREADABLE:
             self.problems.append(Problem(name, "holds no certificate in PEM"))
             return ()
 
@@ -230,5 +253,5 @@ class _Parts:
 def _may_sign(certificate: x509.Certificate) -> bool:
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, ValueError):
+    except (*UNREADABLE, x509.ExtensionNotFound):
         return False

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cryptography import x509
-
 from certs.material import (
     MANAGED,
     NEXT_CERT,
@@ -29,12 +27,15 @@ from certs.material import (
     Mark,
     Material,
     der,
+    dns_names,
     fingerprint,
     is_issued_by,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from cryptography import x509
 
     from certs.issue import CA
     from certs.material import Pair
@@ -312,15 +313,7 @@ def _must_replace(seen: Seen, settings: RotationSettings) -> bool:
         return True
     if seen.is_due(leaf.certificate) or not seen.is_valid(leaf.certificate):
         return True
-    return not set(settings.dns_names) <= _dns_names(leaf.certificate)
-
-
-def _dns_names(certificate: x509.Certificate) -> set[str]:
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
-        return set()
-    return set(names.get_values_for_type(x509.DNSName))
+    return not dns_names(leaf.certificate).issuperset(settings.dns_names)
 
 
 def _settling(seen: Seen, signer: CA, settle: timedelta) -> MarkPublished | Wait | None:

@@ -16,7 +16,19 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from certs.issue import CA
-from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, PUBLISHED, Secret, anchors_of, bundle, read
+from certs.material import (
+    CA_CERT,
+    CA_KEY,
+    LEAF_CERT,
+    LEAF_KEY,
+    PUBLISHED,
+    Secret,
+    anchors_of,
+    bundle,
+    dns_names,
+    read,
+)
+from tests.certs.altered import CURVE, EXTENSION, VERSION, altered
 from tests.tables import table
 
 OURS = CA.create()
@@ -51,6 +63,22 @@ def bare() -> bytes:
             "tls.key holds no plain private key in PEM",
         ),
         "mixed": ({LEAF_CERT: LEAF.cert, LEAF_KEY: OURS.key}, "tls.key does not belong to tls.crt"),
+        "version": (
+            {CA_CERT: altered(OURS.cert, VERSION), CA_KEY: OURS.key},
+            "ca.crt holds no certificate in PEM",
+        ),
+        "curve": (
+            {CA_CERT: altered(OURS.cert, CURVE), CA_KEY: OURS.key},
+            "ca.crt has a public key that cannot be read",
+        ),
+        "curve of the leaf": (
+            {LEAF_CERT: altered(LEAF.cert, CURVE), LEAF_KEY: LEAF.key},
+            "tls.crt has a public key that cannot be read",
+        ),
+        "extension": (
+            {CA_CERT: altered(OURS.cert, EXTENSION), CA_KEY: OURS.key},
+            "ca.crt is not a certificate authority",
+        ),
     },
 )
 def test_unusable_part_is_named(data: dict[str, bytes], problem: str) -> None:
@@ -66,11 +94,19 @@ def test_bundle_and_anchors_are_one_to_one() -> None:
     """A bundle has its certificates in a fixed order, and reading a bundle skips garbage."""
     other = CA.create()
     both = frozenset({OURS.certificate, other.certificate})
-    garbage = b"x\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    garbage = b"x\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n" + altered(
+        OURS.cert, VERSION
+    )
 
     assert bundle([OURS.certificate, other.certificate]) == bundle([other.certificate, OURS.certificate])
     assert anchors_of(OURS.cert + garbage + other.cert) == both == anchors_of(bundle(both))
     assert anchors_of(b"") == frozenset()
+
+
+def test_names_that_cannot_be_read_are_none() -> None:
+    """A certificate with a repeated extension has no DNS names."""
+    assert dns_names(x509.load_pem_x509_certificate(LEAF.cert)) == {"a.svc"}
+    assert dns_names(x509.load_pem_x509_certificate(altered(LEAF.cert, EXTENSION))) == frozenset()
 
 
 @pytest.mark.parametrize("text", ["", "x y", "2026-11-20T12:00:00 abc", "2026-11-20T12:00:00+00:00"])

@@ -11,6 +11,7 @@ from certs.cluster import Change
 from certs.issue import CA
 from certs.material import CA_CERT, CA_KEY, LEAF_CERT, LEAF_KEY, MANAGED, NEXT_CERT, NEXT_KEY, OLD_CERTS
 from certs.rotation import Refuse, Rest, RotationSettings, Wait, renewal_of
+from tests.certs.altered import CURVE, EXTENSION, VERSION, altered
 from tests.certs.world import NAME, START, World, foreign
 
 
@@ -231,6 +232,35 @@ def test_damaged_part_is_reported_and_replaced(served: World, key: str, content:
     assert material.read(served.secret_now).problems == ()
     messages = [event.message for event in served.events if event.reason == "SecretDamaged"]
     assert key in messages[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        (CA_CERT, VERSION),
+        (CA_CERT, CURVE),
+        (CA_CERT, EXTENSION),
+        (LEAF_CERT, VERSION),
+        (LEAF_CERT, CURVE),
+        (OLD_CERTS, VERSION),
+    ],
+)
+def test_certificate_with_a_wrong_byte_is_replaced(
+    served: World, key: str, change: tuple[bytes, bytes]
+) -> None:
+    """A certificate that `cryptography` loads but does not read in whole stops no pass, and is replaced in steps."""
+    content = served.secret_now.data[LEAF_CERT if key == LEAF_CERT else CA_CERT]
+    served.edit(Change({key: altered(content, change)}, {}))
+
+    for _ in range(5):
+        served.rotator().settle()
+        assert not served.untrusted()
+        served.advance(91)
+
+    assert isinstance(served.rotator().settle(), Rest)
+    assert material.read(served.secret_now).problems == ()
+    assert served.leaf is not None
+    assert material.dns_names(served.leaf) >= {NAME}
 
 
 @pytest.mark.parametrize("key", [NEXT_CERT, NEXT_KEY])
