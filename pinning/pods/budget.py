@@ -79,17 +79,24 @@ class PodPool(_Purpose):
 
 
 def asks_for_budget(pod: Pod, policies: PolicyAnnotations) -> bool:
-    """Return whether a pod asks for exclusive CPUs as a whole, and states pod-level CPU."""
+    """Return whether a pod asks for exclusive CPUs as a whole, and the API server stores pod-level CPU for it."""
     if policies.cpu.pod:
         is_asked = policies.cpu.pod.value is CPUPolicy.EXCLUSIVE
     else:
         is_asked = policies.smt.pod is not None and policies.smt.pod.value in _WHOLE_CORES
-    return is_asked and _states_cpu(pod)
+    return is_asked and (states_cpu(pod) or _has_cpu_filled_in(pod))
 
 
-def _states_cpu(pod: Pod) -> bool:
+def states_cpu(pod: Pod) -> bool:
+    """Return whether a pod states pod-level CPU."""
     resources = (pod.get("spec") or {}).get("resources") or {}
     return "cpu" in (resources.get("limits") or {}) or "cpu" in (resources.get("requests") or {})
+
+
+def _has_cpu_filled_in(pod: Pod) -> bool:
+    """Return whether the API server adds pod-level CPU to the other pod-level resources of a pod."""
+    amounts = pod_amounts(pod, ("cpu",))
+    return bool(amounts and (amounts.limits or amounts.requests))
 
 
 def budget_of(pod: Pod) -> int | None:

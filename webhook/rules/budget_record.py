@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pinning.contract import ISOLATED_CORES, NUMA_CPUS, POD_BUDGET, WHOLE_CORES
 from pinning.errors import Cause
+from pinning.pods.budget import states_cpu
 from pinning.pods.resources import shown
 from pinning.truncate import VALUE, truncate
 from webhook.rules.patch import add, escaped, remove
@@ -33,8 +34,11 @@ def plan_amounts(pod: Pod, pod_claims: PodClaims) -> Iterator[Operation]:
 
     The API server would fill it in after all webhooks, from the amounts of the containers. A container that a later
     webhook adds without a CPU limit, or with a request, would change it, and the pod would lose its budget.
+
+    Nothing is added to a pod that states neither, because its budget is the sum of its containers' CPUs: the API server
+    would refuse the pod if a later webhook added a container with a CPU request.
     """
-    if not pod_claims.pod_level:
+    if not pod_claims.pod_level or not states_cpu(pod):
         return
     resources = (pod.get("spec") or {}).get("resources") or {}
     requests, limits = resources.get("requests"), resources.get("limits")

@@ -10,6 +10,7 @@ import pytest
 from pinning.contract import FILLED_IN, LIMIT_RANGER, NoisePolicy
 from pinning.pods.budget import filled_in, filled_in_annotation
 from pinning.pods.claims import read_pod
+from pinning.pods.qos import pod_amounts
 from pinning.pods.resources import Role
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
@@ -82,11 +83,37 @@ def test_one_cpu_is_the_least_budget() -> None:
     assert not found.warnings
 
 
-def test_memory_alone_is_no_budget_and_no_warning() -> None:
-    """A pod that states memory at pod level has not asked for CPUs there."""
-    document: Any = budgeted("a", None, {"m": 2}, resources={"limits": {"memory": "1Gi"}})
+MEMORY = {"limits": {"memory": "1Gi"}}
+
+
+@table(
+    "containers, inits, expected",
+    {
+        "whole CPUs": ({"m": 2, "n": 1}, {}, (3, 0)),
+        "a pool while an init container is larger": ({"m": 1}, {"i": (3, "")}, (3, 2)),
+        "fractions with a whole sum": ({"m": "1500m", "n": "500m"}, {}, (2, 2)),
+        "a fraction": ({"m": 2, "n": "500m"}, {}, None),
+        "a container without CPU": ({"m": 2, "n": None}, {}, None),
+        "no CPU": ({"m": None}, {}, None),
+    },
+)
+def test_memory_alone_is_a_budget_of_the_containers_cpus(
+    containers: Any, inits: Any, expected: tuple[int, int] | None
+) -> None:
+    """A pod that states memory at pod level is read as stored: the API server adds the containers' CPUs there."""
+    document: Any = budgeted("a", None, containers, inits, resources=MEMORY)
     found = read_pod(document)
-    assert (found.budget, found.warnings) == (None, ())
+    assert ((found.budget.cpus, found.pool.count) if found.budget and found.pool else None) == expected
+    stored = pod_amounts(document)
+    assert stored
+    for kind, given in (("limits", stored.limits), ("requests", stored.requests)):
+        document["spec"]["resources"] = {**document["spec"]["resources"], kind: written(given)}
+    assert read_pod(document).budget == found.budget
+
+
+def written(amounts: Any) -> dict[str, str]:
+    """Return amounts as the API server writes them."""
+    return {name: f"{int(amount * 1000)}m" for name, amount in amounts.items()}
 
 
 def test_the_budget_is_what_the_api_server_will_store() -> None:

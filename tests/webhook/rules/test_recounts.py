@@ -9,6 +9,7 @@ import pytest
 
 from pinning.contract import POD_BUDGET
 from pinning.pods.claims import read_pod
+from pinning.pods.qos import pod_amounts
 from tests.pinning.budgets import EXCLUSIVE, SIDECAR, budgeted
 from tests.pods import fields
 from tests.tables import table
@@ -278,3 +279,47 @@ def test_validation_names_the_order_of_webhooks() -> None:
     assert causes[0].message.endswith(
         "remove it from requests and limits; corepin adds it if the webhook is configured to count it"
     )
+
+
+MEMORY: dict[str, Any] = {"limits": {"memory": "1Gi"}}
+
+
+@table(
+    "containers, inits, words",
+    {
+        "whole CPUs": (
+            {"main": 2},
+            {},
+            {**WORDS["require"], "smt-policy.corepin.io/container.main": "prefer"},
+        ),
+        "a larger init container": ({"main": 1}, {"first": (3, "")}, WORDS["isolate"]),
+        "on one node": ({"main": 1}, {"first": (3, "")}, COMBINED["require on one node"]),
+        "fractions": ({"main": "1500m", "log": "500m"}, {}, WORDS["require"]),
+    },
+)
+@pytest.mark.parametrize(
+    "settings", [NODES, b"{gate: true, gateImage: 'r/corepin:1'}"], ids=["counts", "gate"]
+)
+def test_memory_alone_is_validated_as_it_was_mutated(
+    containers: Any, inits: Any, words: dict[str, str], settings: bytes
+) -> None:
+    """The API server adds the containers' CPUs to pod-level memory after mutation; validation misses nothing then."""
+    sent: Any = budgeted("a", None, containers, inits, annotations=words, resources=copy.deepcopy(MEMORY))
+    ours = mutated(sent, settings)
+    assert ours["spec"]["resources"] == MEMORY
+    amounts = pod_amounts(ours, ("cpu",))
+    assert amounts
+    for kind, given in (("limits", amounts.limits), ("requests", amounts.requests)):
+        ours["spec"]["resources"].setdefault(kind, {})["cpu"] = str(given["cpu"])
+    verdict = review_new_pod(ours, load_settings(settings), Injection(BUILT_IN))
+    assert not verdict.causes
+
+
+def test_a_later_sidecar_beside_memory_alone_stays_valid() -> None:
+    """No pod-level CPU is written beside memory alone, because a later container's request would exceed it."""
+    sent: Any = budgeted(
+        "a", None, {"main": 2}, annotations=WORDS["isolate"], resources=copy.deepcopy(MEMORY)
+    )
+    stored = meshed(sent, {"requests": {"cpu": "100m"}})
+    assert stored["spec"]["resources"] == MEMORY
+    assert counted(stored) == {"main": {ISOLATED: 2}}
