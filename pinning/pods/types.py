@@ -144,6 +144,12 @@ class PodClaimStatus(TypedDict, total=False):
     resourceClaimName: str | None
 
 
+class PodOS(TypedDict, total=False):
+    """The operating system of a pod's containers."""
+
+    name: str
+
+
 class PodSpec(TypedDict, total=False):
     """The specification of a pod."""
 
@@ -151,6 +157,7 @@ class PodSpec(TypedDict, total=False):
     containers: list[Container] | None
     initContainers: list[Container] | None
     nodeSelector: dict[str, str] | None
+    os: PodOS | None
     resourceClaims: list[PodClaim] | None
     resources: ResourceRequirements | None
     restartPolicy: str | None

@@ -68,6 +68,14 @@ def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
     assert stored["status"]["qosClass"] == "BestEffort"
 
 
+def test_windows_pod_is_refused_for_its_claim(gated: Cluster) -> None:
+    """A Windows pod gets no gate, whose security context the API server would refuse, but corepin's own refusal."""
+    pod = pod_document("it", container("main", MAIN), annotations=ISOLATE, os={"name": "windows"})
+    refusal = gated.create(pod)
+    assert refusal.fields == ["spec.os.name"]
+    assert "corepin: a pod of windows gets no CPUs of its own" in refusal.stderr
+
+
 def test_gate_gets_no_token(gated: Cluster) -> None:
     """The gate gets no API token, because another volume is mounted at the token's path."""
     stored = gated.created(pod_document("it", container("main", MAIN), annotations=ISOLATE))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pinning.pods.types import Pod, PodSpec, Volume
     from webhook.config.settings import Settings
 
+WINDOWS: Final = "windows"  # value of a pod's spec.os.name
 VOLUMES: Final = "/spec/volumes"
 INIT_CONTAINERS: Final = "/spec/initContainers"
 USER: Final = 65532  # uid of the image's user; explicit, because the pod may set another for all containers
@@ -50,9 +51,10 @@ def plan_gate(
 ) -> list[Operation]:
     """Return the operations that add the gate.
 
-    They must come after those of `before`, because the last one moves all init containers by one index.
+    They must come after those of `before`, because the last one moves all init containers by one index. A Windows pod
+    gets no gate: the API server would refuse its security context before the webhook can refuse the pod's claims.
     """
-    if not settings.gate or not pod_claims.must_fit or _has_one(pod):
+    if not settings.gate or not pod_claims.must_fit or _has_one(pod) or is_windows(pod):
         return []
     spec = pod.get("spec") or {}
     volumes = _volumes_after(spec, before)
@@ -64,6 +66,11 @@ def plan_gate(
         add(VOLUMES, [volume]) if volumes is None else add(f"{VOLUMES}/-", volume),
         add(INIT_CONTAINERS, [gate]) if is_first else add(f"{INIT_CONTAINERS}/0", gate),
     ]
+
+
+def is_windows(pod: Pod) -> bool:
+    """Return whether a pod states that its containers run on Windows."""
+    return ((pod.get("spec") or {}).get("os") or {}).get("name") == WINDOWS
 
 
 def is_gate_volume(volume: Volume) -> bool:

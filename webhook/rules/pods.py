@@ -33,7 +33,7 @@ from pinning.pods.resources import Member, Role, guarantee_gaps, members, shown,
 from pinning.truncate import few
 from webhook.rules.budget_record import counted_for_dropped, dropped, record_of
 from webhook.rules.counts import REMOVE, REMOVE_OR_REORDER, miscounted, recounted, wrong_counts
-from webhook.rules.gate import plan_gate, taken_names
+from webhook.rules.gate import WINDOWS, is_windows, plan_gate, taken_names
 from webhook.rules.memory import edited_memory, too_much_memory
 from webhook.rules.mutate import plan_injection, wants_injection
 from webhook.rules.recounts import is_counted_without_budget
@@ -69,7 +69,7 @@ def review_new_pod(pod: Pod, settings: Settings, injection: Injection) -> Verdic
     pod_claims = read_pod(pod)
     causes = chain(
         counted_for_dropped(pod, pod_claims),
-        _causes(pod_claims, settings),
+        _causes(pod, pod_claims, settings),
         taken_names(pod),
         wrong_counts(
             pod_claims, settings, REMOVE_OR_REORDER if _may_be_changed(pod, pod_claims, settings) else REMOVE
@@ -91,7 +91,7 @@ def _may_be_changed(pod: Pod, pod_claims: PodClaims, settings: Settings) -> bool
 def review_template(pod: Pod, settings: Settings) -> Verdict:
     """Validate a pod template, into which nothing has been injected."""
     pod_claims = read_pod(pod)
-    causes = chain(_causes(pod_claims, settings), taken_names(pod), wrong_counts(pod_claims, settings))
+    causes = chain(_causes(pod, pod_claims, settings), taken_names(pod), wrong_counts(pod_claims, settings))
     return Verdict(few(causes), few(_warnings(pod, pod_claims, settings)))
 
 
@@ -102,7 +102,7 @@ def review_changed_pod(old: Pod, new: Pod, settings: Settings) -> Verdict:
     before, after = read_pod(old), read_pod(new)
     users = after.budget.staying(before.budget.users) if before.budget and after.budget else ()
     running = _in_pool(after, users)
-    causes = few(added(_causes(before, settings), _causes(running, settings)))
+    causes = few(added(_causes(old, before, settings), _causes(new, running, settings)))
     warnings = added(_warnings(old, before, settings), _warnings(new, running, settings))
     found = chain(
         warnings,
@@ -138,8 +138,14 @@ def _amounts(pod: Pod) -> list[object]:
     ]
 
 
-def _causes(pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
+def _causes(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
     yield from pod_claims.every_cause()
+    if pod_claims.every_claim and is_windows(pod):
+        message = (
+            f"a pod of {WINDOWS} gets no CPUs of its own, because corepin's agents run on Linux nodes: remove the"
+            " annotations and resources by which it claims CPUs"
+        )
+        yield Cause("spec.os.name", message, flaw=("windows",))
     yield from _too_large(pod_claims, settings.node_shapes)
     for member in pod_claims.members:
         yield from _preset_cores(member, pod_claims.claim_of(member.name))

@@ -63,6 +63,7 @@ def refused(document: Any, settings: bytes = ON) -> list[str]:
         "prefer": (pod(TWO, annotations={SMT: "prefer"}), False),
         "no claim": (pod(container("main"), annotations={"cmk.intel.com/mutate": "true"}), False),
         "plain": (pod(TWO), False),
+        "windows": (pod(TWO, annotations=ISOLATE, os={"name": "windows"}), False),
     },
 )
 def test_pods_whose_claims_must_fit_wait(document: Any, waits: bool) -> None:

@@ -87,6 +87,29 @@ def test_a_preset_count_without_a_claim_is_the_users_own() -> None:
     assert fields(judged(document)) == []
 
 
+@pytest.mark.parametrize("system", [{"name": "windows"}, {"name": "linux"}, {}, None])
+@pytest.mark.parametrize(
+    ("document", "claims"),
+    [
+        pytest.param(
+            pod(container(limits="2"), annotations={CPU_MANAGER: "exclusive"}), True, id="annotation"
+        ),
+        pytest.param(pod(container("main", {CORES: "1"})), True, id="CMK"),
+        pytest.param(
+            pod(container(), annotations={CPU_MANAGER: "exclusive"}, resources={"limits": {"cpu": "2"}}),
+            True,
+            id="budget",
+        ),
+        pytest.param(pod(container(), annotations={MUTATE: "true"}), False, id="no claim"),
+    ],
+)
+def test_a_windows_pod_claims_no_cpus(document: Any, claims: bool, system: Any) -> None:
+    """A claim of a Windows pod is refused, because no agent would ever pin the containers."""
+    document["spec"]["os"] = system
+    is_refused = claims and system == {"name": "windows"}
+    assert fields(judged(document)) == (["spec.os.name"] if is_refused else [])
+
+
 def test_a_missing_injection_is_refused_with_the_remedy() -> None:
     """A pod without its injection is refused with both possible causes and a remedy for each."""
     verdict = reviewed(pod(container("main", {CORES: "1"})))
