@@ -43,13 +43,22 @@ class Access:
             raise Unavailable(f"cannot read the CA {self.ca_file} ({error}): {remedy}") from error
 
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header; raise Unavailable if the token cannot be read."""
+        """Return the Authorization header; raise Unavailable if the token cannot be read.
+
+        HTTP clients repeat a header that they cannot send in their error, and so the token in logs.
+        """
         if self.token_file is None:
             return {}
         try:
-            return {"authorization": f"Bearer {self.token_file.read_text(encoding='ascii').strip()}"}
+            token = self.token_file.read_bytes().strip().decode(errors="replace")
         except OSError as error:
             reason = f"cannot read the token {self.token_file} ({error.strerror})"
             raise Unavailable(f"{reason}: {REMEDY}") from error
-        except UnicodeDecodeError as error:
-            raise Unavailable(f"{self.token_file} holds no token: {REMEDY}") from error
+        if not is_sendable(token):
+            raise Unavailable(f"{self.token_file} holds no token: {REMEDY}")
+        return {"authorization": f"Bearer {token}"}
+
+
+def is_sendable(token: str) -> bool:
+    """Return whether a token can be the value of an HTTP header: printable ASCII characters, at least one."""
+    return bool(token) and token.isascii() and token.isprintable()

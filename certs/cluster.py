@@ -186,6 +186,11 @@ class KubeCluster:
             content: bytes = response.read()  # type: ignore[no-untyped-call]
         except (HTTPError, OSError) as error:
             raise ClusterError(f"{method} {path}: the API server does not answer: {error}") from error
+        except ValueError:  # its message repeats the token
+            raise ClusterError(
+                f"{method} {path}: the token of the account has a line break, or another character that no HTTP"
+                " header may have"
+            ) from None
         if response.status >= 300:
             raise _failure(response.status, f"{method} {path}", content)
         return _read(f"{method} {path}", content)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from apiserver.access import Access
+from apiserver.access import Access, is_sendable
 from apiserver.errors import Unavailable
 from corepin.errors import CommandFailed
 
@@ -109,6 +109,11 @@ class KubeconfigAccess:
     def headers(self) -> dict[str, str]:
         """Return the Authorization header, with a new token if a plugin supplies it."""
         token = self.settings.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token and not is_sendable(token):
+            raise Unavailable(
+                "the kubeconfig's token has a line break, or another character that no HTTP header may have: write it"
+                " there as one word"
+            )
         return {"authorization": token} if token else {}
 
 

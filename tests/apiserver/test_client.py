@@ -49,9 +49,19 @@ def test_a_rotated_token_is_read_anew(tmp_path: Path) -> None:
         token.unlink()
         with pytest.raises(Unavailable, match=r"cannot read the token .*: write one "):
             await api.get("/x")
-        token.write_bytes(b"\xff\xfe")
-        with pytest.raises(Unavailable, match="holds no token"):
-            await api.get("/x")
+        for content in (
+            b"\xff\xfe",
+            b"",
+            b" \n",
+            b"secret\nline",
+            b"secret\rline",
+            b"secret\x00",
+            b"secret\x7f",
+        ):
+            token.write_bytes(content)
+            with pytest.raises(Unavailable, match="token holds no token: write one ") as failed:
+                await api.get("/x")
+            assert "secret" not in str(failed.value)
         await api.close()
 
     asyncio.run(ask())

@@ -51,6 +51,17 @@ def test_token_and_context_of_the_kubeconfig_are_used(
     assert access.context().verify_mode is ssl.CERT_REQUIRED
 
 
+@pytest.mark.parametrize("token", ["secret\nline", "secret\n", "secr\u00e9t"])
+def test_token_that_no_header_may_have_is_not_printed(
+    token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A token that HTTP cannot send is an error that does not show it."""
+    use(monkeypatch, tmp_path, {"token": token})
+    with pytest.raises(Unavailable, match="the kubeconfig's token has a line break") as failed:
+        cluster_access().headers()
+    assert "secr" not in str(failed.value)
+
+
 def test_certificate_of_the_user_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A client certificate is used without a token; an unreadable one is an error."""
     pair = AUTHORITY.issue_cert("localhost", common_name="me")
