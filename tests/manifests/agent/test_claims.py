@@ -227,6 +227,35 @@ def test_what_an_agent_may_create(slices: Installed, spec: dict[str, Any], why: 
     assert why in answer.text
 
 
+@pytest.mark.parametrize(
+    "metadata", [{"finalizers": ["x.example/y"]}, {"labels": {"a": "b"}}, {"annotations": {"a": "b"}}]
+)
+def test_a_slice_holds_nothing_that_others_act_on(slices: Installed, metadata: dict[str, Any]) -> None:
+    """An agent may add no finalizers, labels or annotations to its slice; it may keep and drop those of others."""
+    why = "a slice may get no labels, annotations or finalizers"
+    made = document()
+    made["metadata"] |= metadata
+    answer = slices.agent.send("POST", f"{SLICES}?dryRun=All", made)
+    assert (answer.status_code, why in answer.text) == (403, True)
+    path = f"{SLICES}/probe"
+    assert slices.admin.send("POST", SLICES, document()).is_success
+    try:
+        there = slices.admin.send("GET", path).json()
+        there["metadata"] |= metadata
+        answer = slices.agent.send("PUT", path, there)
+        assert (answer.status_code, why in answer.text) == (403, True)
+        assert slices.admin.send("PUT", path, there).is_success
+        there = slices.admin.send("GET", path).json()
+        there["spec"]["pool"]["generation"] = 2
+        assert slices.agent.send("PUT", f"{path}?dryRun=All", there).is_success
+        plain = document()
+        plain["metadata"]["resourceVersion"] = there["metadata"]["resourceVersion"]
+        answer = slices.agent.send("PUT", path, plain)
+        assert answer.is_success, answer.text
+    finally:
+        slices.admin.send("DELETE", path)
+
+
 def test_other_accounts_write_no_slices(slices: Installed) -> None:
     """A token without a node, and accounts without the right, may write no slices."""
     for caller in (slices.unbound_agent, slices.other_agent, slices.webhook, slices.anybody):
