@@ -68,6 +68,19 @@ def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
     assert stored["status"]["qosClass"] == "BestEffort"
 
 
+@pytest.mark.parametrize("apiserver", [NEWEST], indirect=True)
+def test_budget_of_pod_level_memory_alone_waits_too(gated: Cluster) -> None:
+    """The API server adds the containers' CPUs to pod-level memory after mutation; the pod has its gate by then."""
+    parts = (container("main", "1500m"), container("side", "500m"))
+    stored = gated.created(
+        pod_document("it", *parts, annotations=ISOLATE, resources={"limits": {"memory": "1Gi"}})
+    )
+    assert names(stored) == ["corepin-gate"]
+    assert budget_of(stored) == 2
+    side = stored["spec"]["containers"][0]["resources"]["requests"]
+    assert side["corepin.io/isolated-cores"] == "2"
+
+
 def test_windows_pod_is_refused_for_its_claim(gated: Cluster) -> None:
     """A Windows pod gets no gate, whose security context the API server would refuse, but corepin's own refusal."""
     pod = pod_document("it", container("main", MAIN), annotations=ISOLATE, os={"name": "windows"})
