@@ -311,7 +311,7 @@ def test_memory_alone_is_validated_as_it_was_mutated(
     assert amounts
     for kind, given in (("limits", amounts.limits), ("requests", amounts.requests)):
         ours["spec"]["resources"].setdefault(kind, {})["cpu"] = str(given["cpu"])
-    verdict = review_new_pod(ours, load_settings(settings), Injection(BUILT_IN))
+    verdict = reviewed(ours, settings)
     assert not verdict.causes
 
 
