@@ -72,7 +72,7 @@ def test_gate_is_stored_before_what_was_there(gated: Cluster) -> None:
 def test_budget_of_pod_level_memory_alone_waits_too(gated: Cluster) -> None:
     """The API server adds the containers' CPUs to pod-level memory after mutation; the pod has its gate by then."""
     parts = (container("main", "1500m"), container("side", "500m"))
-    stored = gated.created(
+    stored: Any = gated.created(
         pod_document("it", *parts, annotations=ISOLATE, resources={"limits": {"memory": "1Gi"}})
     )
     assert names(stored) == ["corepin-gate"]
