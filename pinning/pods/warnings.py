@@ -27,6 +27,7 @@ IF_FOR_CPUS: Final = (
 )
 UNLESS_FOR_CPUS: Final = ", unless one of its ResourceClaims is for CPUs, which the pod does not show"
 NOT_EXCLUSIVE: Final = "it has an effect only while the CPU policy is exclusive"
+OVERRIDDEN: Final = "each container to which it could apply has an annotation of its own"
 NOT_QUIET: Final = "it has an effect only with noise-policy: quiet, or CRI-O's annotation of that meaning"
 NO_DEVICE: Final = "no container to which it applies has a device plugin's resource in its limits"
 KATA_QUOTA: Final = "Kata sizes its machine by the quota, which therefore stays"
@@ -79,11 +80,11 @@ def idle_words(
         (policies.irq, [name for name in exposed if _is_quiet(name, policies)], NOT_QUIET),
     ):
         pod_acts = any(name not in scoped.containers for name in acting)
-        idle = [annotation for name, annotation in scoped.containers.items() if name not in acting]
+        for name, annotation in scoped.containers.items():
+            if name not in acting:
+                yield _idle(annotation, needs)
         if scoped.pod and not pod_acts:
-            idle.append(scoped.pod)
-        for annotation in idle:
-            yield _idle(annotation, needs)
+            yield _idle(scoped.pod, OVERRIDDEN if acting else needs)
     yield from _without_devices(listed, policies, claiming)
 
 

@@ -16,10 +16,12 @@ from pinning.contract import (
     CONTAINER_SCOPE,
     CPU_MANAGER,
     GATE_CONTAINER,
+    GUARDED,
     LAUNCHER_CONTAINER,
     CPUPolicy,
     QoSClass,
     SMTPolicy,
+    Switch,
 )
 from pinning.errors import Cause
 from pinning.pods.annotations import annotation_field, policy_keys
@@ -154,6 +156,7 @@ def _causes(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[Cau
 def _warnings(pod: Pod, pod_claims: PodClaims, settings: Settings) -> Iterator[Cause]:
     yield from pod_claims.every_warning()
     yield from _mutate_words(pod, pod_claims)
+    yield from _guard_words(pod)
     for member in pod_claims.members:
         yield from _throttled(member, pod_claims.claim_of(member.name), settings)
         if pod_claims.claims:
@@ -205,6 +208,14 @@ def _throttled(member: Member, claim: Claim | None, settings: Settings) -> Itera
         message = f"{shown(limit)} throttles container {member.called}, {cores}; raise or remove the limit"
         field = f"{member.path}.resources.limits[cpu]"
         yield Cause(field, message, flaw=("throttled", field))
+
+
+def _guard_words(pod: Pod) -> Iterator[Cause]:
+    """Warn about a mark that the guard takes for `false`, so that the pod may start without its CPUs."""
+    value = ((pod.get("metadata") or {}).get("annotations") or {}).get(GUARDED)
+    if value is not None and value not in set(Switch):
+        message = f"{value[:20]!r} counts as false: write true, or false to start while no agent answers"
+        yield Cause(annotation_field(GUARDED), message, flaw=("guard", value[:20]))
 
 
 def _mutate_words(pod: Pod, pod_claims: PodClaims) -> Iterator[Cause]:

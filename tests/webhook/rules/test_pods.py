@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pinning.contract import GUARDED
 from tests.pods import CORES, CPU_MANAGER, LAUNCHER, SMT, container, launcher, pod
 from tests.tables import table
 from tests.webhook.rules.mutated import changed, judged, reviewed, templated
@@ -140,6 +141,21 @@ def test_a_mutate_annotation_without_effect_is_warned_about(value: str, resource
     assert verdict.causes == ()
     assert [warning.field for warning in verdict.warnings] == (
         [f"metadata.annotations[{MUTATE}]"] if warned else []
+    )
+
+
+@pytest.mark.parametrize(("value", "warned"), [("true", False), ("false", False), ("True", True), ("", True)])
+def test_a_mark_of_the_guard_that_counts_as_false_is_warned_about(value: str, warned: bool) -> None:
+    """The guard holds back only pods marked `true`; the webhook does not change a mark of the user."""
+    document = pod(container("main", "2"), annotations={SMT: "require", GUARDED: value})
+    verdict = judged(document)
+    assert verdict.causes == ()
+    assert [f"{warning.field}: {warning.message}" for warning in verdict.warnings] == (
+        [
+            f"metadata.annotations[{GUARDED}]: {value!r} counts as false: write true, or false to start while no agent answers"
+        ]
+        if warned
+        else []
     )
 
 
