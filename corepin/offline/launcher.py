@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from corepin.errors import CommandFailed
 from corepin.offline.guest import Guest
 from pinning.contract import CPUMANAGER_LABELS, KUBEVIRT_LABEL, LAUNCHER_CONTAINER, VIRT_LAUNCHER
 from pinning.errors import Cause
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
 MILLICORES: Final = 100
 
 
+class InstanceNeeded(CommandFailed):
+    """The CPUs of a machine are known only from its VirtualMachineInstance."""
+
+
 def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest | None]:
-    """Return the launcher pod, and the guest if it has dedicated CPUs; raise CommandFailed if there is no pod."""
+    """Return the launcher pod, and the guest if it has dedicated CPUs; raise CommandFailed if there is no pod.
+
+    For a machine with an instancetype raise InstanceNeeded.
+    """
     settings = Settings()
     template, known = _template(item, kind, document, settings), kubevirt_settings(settings)
     vmi = VMIView("", defaulted(template.spec, known), known)
@@ -40,17 +48,16 @@ def launcher(item: Item, kind: Kind, document: VirtObject) -> tuple[Pod, Guest |
 
 
 def _template(item: Item, kind: Kind, document: VirtObject, settings: Settings) -> Template:
-    """Return the VMI of an object; raise CommandFailed if it is refused, or its CPUs come from an instancetype."""
+    """Return the VMI of an object; raise CommandFailed if it is refused, InstanceNeeded if it has an instancetype."""
     template = find_template(kind, document.get("metadata") or {}, document.get("spec") or {})
     causes = review_vm(kind, document, settings).causes
     if causes or isinstance(template, Cause):  # if it is a Cause, `causes` has it too
         more = f" (and {len(causes) - 1} more: see corepin validate)" if len(causes) > 1 else ""
         raise item.document.failed(f"{item.title}: {causes[0].field}: {causes[0].message}{more}")
     if template.has_instancetype:
-        problem = "its CPUs are stated in its instancetype, which is not read"
-        raise item.document.failed(
-            f"{item.title}: {problem}: give the VirtualMachineInstance, as `kubectl get vmi -o yaml` shows it"
-        )
+        problem = f"{item.title}: its CPUs are stated in its instancetype, which is not read"
+        remedy = "give the VirtualMachineInstance, as `kubectl get vmi -o yaml` shows it"
+        raise InstanceNeeded(str(item.document.failed(f"{problem}: {remedy}")))
     return template
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from corepin.offline.planned import Planned
 
@@ -28,18 +28,29 @@ def split_owned(documents: Sequence[Planned]) -> tuple[list[Planned], list[Plann
     return counted, owned
 
 
+def check_instances(documents: Sequence[Planned]) -> None:
+    """Raise CommandFailed for a machine whose pods are known only from an instance, unless the instance is given."""
+    controllers = {key for document in documents for key, _ in _controllers(document)}
+    for document in documents:
+        if document.unknown and document.owner not in controllers:
+            raise document.unknown
+
+
 def _controller(document: Planned, uids: Mapping[Key, set[str]]) -> Key | None:
     """Return the key of the given document that controls this one, compared by uid if both have one; else None."""
-    references = document.item.metadata.get("ownerReferences")
-    for reference in references if isinstance(references, list) else ():
-        if not isinstance(reference, dict) or reference.get("controller") is not True:
-            continue
-        key = _key(reference, document.namespace)
+    for key, uid in _controllers(document):
         known = uids.get(key, set())
-        uid = str(reference.get("uid") or "")
         if known and (not uid or known & {uid, ""}):
             return key
     return None
+
+
+def _controllers(document: Planned) -> Iterator[tuple[Key, str]]:
+    """Yield key and uid of each controller that a document names."""
+    references = document.item.metadata.get("ownerReferences")
+    for reference in references if isinstance(references, list) else ():
+        if isinstance(reference, dict) and reference.get("controller") is True:
+            yield _key(reference, document.namespace), str(reference.get("uid") or "")
 
 
 def _key(reference: Mapping[str, Any], namespace: str) -> Key:

@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _documents(sources: list[str]) -> list[Planned]:
     """Return the documents that have pods; list the ignored ones on standard error."""
-    from corepin.offline.owners import split_owned
+    from corepin.offline.owners import check_instances, split_owned
     from corepin.offline.planned import planned
 
     items = [item for source in sources for document in read_documents(source) for item in document.items()]
@@ -161,6 +161,7 @@ def _documents(sources: list[str]) -> list[Planned]:
     if not counted:
         problem = "brings no pods: give pods, workloads or virtual machines"
         raise others[0].document.failed(f"{_named(others[0])} {problem}")
+    check_instances(counted)
     for document in counted:
         if not document.names:
             _note(document.item.document.failed(f"{document.item.title}: brings no pod: {document.why_none}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from corepin.offline.decode_errors import decode_failure
-from corepin.offline.launcher import launcher
+from corepin.offline.launcher import InstanceNeeded, launcher
 from corepin.offline.replicas import how_many, is_counted
 from pinning.pods.types import Pod
 from webhook.review.handler import POD
@@ -39,6 +39,8 @@ class Planned:
     pod: Pod
     why_none: str = ""  # why the document has no pods; empty: it has some
     guest: Guest | None = None  # guest of a launcher whose machine has dedicated CPUs; None: no such pod
+    # Why its pods are not known, unless another document is the instance that it controls; None: they are known.
+    unknown: InstanceNeeded | None = None
 
     @property
     def owner(self) -> tuple[str, ...]:
@@ -74,8 +76,13 @@ def planned(item: Item, number: int) -> Planned | None:
     names = [f"{stem}-{index}" for index in range(count)] if is_counted(item.kind) else [stem] * count
     if kind not in KINDS:
         return Planned(item, name, tuple(names), _of_template(item), why_none)
-    pod, guest = launcher(item, KINDS[kind], _shaped(item, (), VirtObject))
-    return Planned(item, name, tuple(names), pod, why_none, guest)
+    if not names:
+        return Planned(item, name, (), {}, why_none)
+    try:
+        pod, guest = launcher(item, KINDS[kind], _shaped(item, (), VirtObject))
+    except InstanceNeeded as problem:
+        return Planned(item, name, (), {}, "its VirtualMachineInstance is planned instead", unknown=problem)
+    return Planned(item, name, tuple(names), pod, guest=guest)
 
 
 def _name(item: Item, number: int) -> str:
