@@ -9,6 +9,7 @@ import os
 import ssl
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -172,7 +173,10 @@ def readable_kubeconfig() -> Iterator[None]:
     try:
         yield
     except config.ConfigException as error:
-        raise no_cluster(Exception(f"the kubeconfig {kubeconfig()}: {error}")) from error
+        files = [Path(name).expanduser() for name in kubeconfig().split(os.pathsep) if name]
+        # The package `kubernetes` calls a missing file invalid.
+        problem = f": {error}" if any(file.exists() for file in files) else " does not exist"
+        raise no_cluster(Exception(f"the kubeconfig {kubeconfig()}{problem}")) from error
     except OSError as error:
         raise no_cluster(error) from error
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -172,7 +172,8 @@ def test_missing_kubeconfig_and_silent_server_are_named(
     file = tmp_path / "config"
     monkeypatch.setenv("KUBECONFIG", str(file))
     assert main(["why", "web"]) == 2
-    assert f"no cluster can be asked (the kubeconfig {file}: " in capsys.readouterr().err
+    missing = f"no cluster can be asked (the kubeconfig {file} does not exist): set KUBECONFIG, or log in"
+    assert missing in capsys.readouterr().err
     server = "https://127.0.0.1:1"
     file.write_text(json.dumps({**GOOD, "clusters": [{"name": "c", "cluster": {"server": server}}]}))
     assert main(["why", "web"]) == 2
