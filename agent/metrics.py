@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.registry import Collector
 
+from agent.node_state import Path
 from pinning.machine.cpuset import union
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Metrics:
             WINDOW,
             "path",
         )
+        # An alert watches this series. It begins with 0, because Prometheus sees no increase in one that begins later.
+        self.window_seconds.labels(str(Path.NRI))
 
     def _gauges(self) -> None:
         self._cpus = self._gauge("cpus", "CPUs by set.", "set")

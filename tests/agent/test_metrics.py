@@ -42,6 +42,14 @@ def test_gauges_are_empty_before_the_first_pass() -> None:
     assert Metrics().registry.get_sample_value("corepin_agent_cpus", {"set": "online"}) is None
 
 
+def test_window_of_nri_is_0_from_the_start() -> None:
+    """The alert CorepinStartedElsewhere would not see an increase in a series that begins with the first late start."""
+    assert (
+        Metrics().registry.get_sample_value("corepin_agent_unpinned_window_seconds_sum", {"path": "nri"})
+        == 0.0
+    )
+
+
 @pytest.mark.parametrize(
     ("container", "found", "states"),
     [

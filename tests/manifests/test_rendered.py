@@ -360,9 +360,24 @@ def test_alerts_ask_for_metrics_that_there_are() -> None:
     (group,) = manifest("monitoring", "PrometheusRule", "corepin")["spec"]["groups"]
     for rule in group["rules"]:
         asked = set(re.findall(r"corepin_\w+", rule["expr"]))
-        assert asked
+        assert asked or rule["expr"].startswith("up{")
         assert asked <= exposed()
         assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_alert_about_absent_agents_selects_their_monitor() -> None:
+    """`up` is selected by the operator's default job, NAMESPACE/NAME, and by a label that only agents' targets have."""
+    (group,) = manifest("monitoring", "PrometheusRule", "corepin")["spec"]["groups"]
+    (rule,) = [rule for rule in group["rules"] if rule["alert"] == "CorepinAgentAway"]
+    job, label = re.findall(r'job=~"(.+)", (\w+)!=""', rule["expr"])[0]
+    monitors = [it for it in objects("monitoring") if it["kind"] == "PodMonitor"]
+    selected = [
+        it["metadata"]["namespace"]
+        for it in monitors
+        if re.fullmatch(job, f"{it['metadata']['namespace']}/{it['metadata']['name']}")
+        and label in json.dumps(it["spec"]["podMetricsEndpoints"])
+    ]
+    assert selected == [AGENT]
 
 
 def test_dashboard_asks_for_metrics_that_there_are() -> None:

@@ -13,7 +13,6 @@ from pinning.pods.claims import Claim, Origin, read_pod
 from pinning.pods.crowd import MOST_CONTAINERS
 from pinning.pods.qos import qos_class
 from pinning.pods.resources import Role
-from pinning.pods.warnings import OVERRIDDEN
 from tests.pods import (
     CORES,
     CPU_MANAGER,
@@ -229,14 +228,6 @@ def test_policies_without_effect_are_warned_about(annotations: dict[str, str], i
     pod_claims = read_pod(pod(container("main", "2"), annotations=annotations))
     assert fields(pod_claims.warnings) == [f"metadata.annotations[{key}]" for key in idle]
     assert pod_claims.causes == ()
-
-
-def test_overridden_policies_say_by_what() -> None:
-    """A pod's policy that each exclusive container overrides is not blamed on its CPU policy, which is exclusive."""
-    words = {SMT: "isolate", "smt-policy.corepin.io/container.main": "require"}
-    (warning,) = read_pod(pod(container("main", "2"), annotations=words)).warnings
-    assert warning.field == f"metadata.annotations[{SMT}]"
-    assert warning.message == f"isolate has no effect: {OVERRIDDEN}"
 
 
 @table(
