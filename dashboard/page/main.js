@@ -23,9 +23,9 @@ const PAGES = [
 let page = null;
 let shownPath = "";
 
-const stream = new Stream((view) => {
+const stream = new Stream((view, lines) => {
   page.show(view, location.search);
-  say(view?.troubles ?? []);
+  say(lines);
   suggest(view?.namespaces ?? []);
   document.body.dataset.shown = shownPath;
 }, (word) => {
@@ -35,7 +35,7 @@ const stream = new Stream((view) => {
 
 function say(lines) {
   troubles.hidden = !lines.length;
-  const text = `What is shown may be old: ${lines.join("; ")}`;
+  const text = `What is shown may be old or incomplete: ${lines.join("; ")}`;
   if (lines.length && troubles.textContent !== text) troubles.textContent = text;
 }
 

@@ -32,7 +32,7 @@ export class NodesView {
     arrange(this.body, [...this.rows.values()]);
     this.more.textContent = view.more ? `${view.more} more nodes are not shown: filter by name.` : "";
     this.table.hidden = view.rows.length === 0;
-    if (!view.rows.length) this.more.textContent = "No node matches the filter.";
+    if (!view.rows.length) this.more.textContent = query ? "No node matches the filter." : view.troubles.length ? "" : "The cluster has no nodes.";
   }
 }
 

@@ -57,12 +57,13 @@ export class PodsView {
     root.replaceChildren(el("h1", { class: "sr" }, "Pods"), this.table, this.more);
   }
 
-  show(view) {
+  show(view, query) {
     const old = this.rows;
     this.rows = new Map(view.rows.map((row) => [row, old.get(row) ?? element(row)]));
     arrange(this.body, [...this.rows.values()]);
     this.table.hidden = view.rows.length === 0;
-    this.more.textContent = view.rows.length ? (view.more ? `${view.more} more are not shown: use the filter.` : "") : "No container matches the filter.";
+    this.more.textContent = view.more ? `${view.more} more are not shown: use the filter.` : "";
+    if (!view.rows.length) this.more.textContent = query ? "No container matches the filter." : view.troubles.length ? "" : "No container holds CPUs or waits for some.";
   }
 }
 

@@ -1,5 +1,7 @@
 // Stream of the visible view. A hidden tab closes it, because a browser has only six connections per host.
 
+const SILENT_MS = 45_000; // the server sends an event every 15 seconds, if nothing else
+
 export class Stream {
   constructor(onView, onState) {
     this.onView = onView;
@@ -7,6 +9,7 @@ export class Stream {
     this.address = "";
     this.source = null;
     this.view = null;
+    this.silence = 0;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
   }
 
@@ -17,8 +20,19 @@ export class Stream {
   }
 
   close() {
+    clearTimeout(this.silence);
     this.source?.close();
     this.source = null;
+  }
+
+  // A connection whose other end is gone or hangs stays open without an error: it is closed, and opened again.
+  listen() {
+    clearTimeout(this.silence);
+    this.silence = setTimeout(() => {
+      this.close();
+      this.onState("interrupted");
+      setTimeout(() => this.open(), 3000);
+    }, SILENT_MS);
   }
 
   open() {
@@ -26,13 +40,16 @@ export class Stream {
     const source = new EventSource(this.address);
     this.source = source;
     this.onState("connecting");
+    this.listen();
+    for (const name of ["open", "view", "rows", "missing", "alive"]) source.addEventListener(name, () => this.listen());
     source.addEventListener("open", () => this.onState("live"));
     source.addEventListener("view", (event) => this.take(JSON.parse(event.data)));
     source.addEventListener("rows", (event) => this.takeRows(JSON.parse(event.data)));
+    source.addEventListener("missing", (event) => this.take(null, JSON.parse(event.data).troubles));
     source.addEventListener("error", () => {
       this.onState("interrupted");
       if (source.readyState !== EventSource.CLOSED || this.source !== source) return;
-      this.source = null; // the browser reconnects by itself only if the answer was a stream
+      this.close(); // the browser reconnects by itself only if the answer was a stream
       setTimeout(() => this.open(), 3000);
     });
   }
@@ -42,8 +59,8 @@ export class Stream {
     this.take(news);
   }
 
-  take(view) {
+  take(view, troubles = view.troubles) {
     this.view = view;
-    this.onView(view);
+    this.onView(view, troubles);
   }
 }

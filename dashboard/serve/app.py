@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse, Response
 
 from dashboard.serve.stream import Viewing, encode, stream
+from dashboard.serve.watching import NOT_LISTED
 from dashboard.view.filters import Filter
 from dashboard.view.node import node_page
 from dashboard.view.nodes import overview
@@ -123,7 +124,7 @@ def create_app(watching: Watching, hosts: Collection[str] = ()) -> ASGIApp:
     async def health() -> Response:
         if watching.is_complete:
             return PlainTextResponse("ok\n")
-        trouble = next(iter(watching.cluster.troubles), "the API server has not answered yet")
+        trouble = next(iter(watching.cluster.troubles), NOT_LISTED)
         return PlainTextResponse(f"{trouble}\n", 503)
 
     return Guarded(app, hosts)

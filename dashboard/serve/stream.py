@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE: Final = "text/event-stream"
 ALIVE_SECONDS: Final = 15.0  # a proxy may close a connection that is silent for a minute
-ALIVE: Final = ": alive\n\n"
+# An event and no comment, because scripts do not see comments: the page tells a silent connection from a broken one.
+ALIVE: Final = "event: alive\ndata: 1\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
@@ -26,6 +27,12 @@ _encode = msgspec.json.Encoder().encode
 def encode(view: msgspec.Struct | None) -> bytes:
     """Return a view as JSON."""
     return _encode(view)
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """What is sent for an object that the state does not contain."""
+
+    troubles: tuple[str, ...]  # reasons why the object may exist all the same
 
 
 class Viewing(StreamingResponse):
@@ -48,10 +55,10 @@ async def stream(watching: Watching, view: Callable[[Cluster], msgspec.Struct | 
     """Yield server-sent events until the server stops; a slow reader skips intermediate states and delays no other."""
     with watching.news() as news:
         sent: msgspec.Struct | None = None
-        text = "event: view\ndata: null\n\n"
+        text = ""
         while not watching.is_over:
             news.clear()
-            content = view(watching.cluster)
+            content = view(watching.cluster) or Missing(watching.cluster.troubles)
             if message := _message(sent, content):
                 yield message
                 sent = content
@@ -70,14 +77,13 @@ async def _wait(news: asyncio.Event) -> str:
     return ""
 
 
-def _message(sent: msgspec.Struct | None, now: msgspec.Struct | None) -> str:
+def _message(sent: msgspec.Struct | None, now: msgspec.Struct) -> str:
     """Return the event with the new view, or with its changed rows only; empty if the view is unchanged."""
     if sent == now:
         return ""
-    if now is None:
-        return "event: view\ndata: null\n\n"
-    rows = getattr(now, "rows", None)
-    if sent is None or rows is None:
+    if isinstance(now, Missing):
+        return f"event: missing\ndata: {_encode(now).decode()}\n\n"
+    if getattr(sent, "rows", None) is None or getattr(now, "rows", None) is None:
         return f"event: view\ndata: {_encode(now).decode()}\n\n"
     return f"event: rows\ndata: {_encode(_difference(sent, now)).decode()}\n\n"
 

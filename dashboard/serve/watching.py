@@ -30,6 +30,7 @@ SETTLE_SECONDS: Final = 0.2  # seconds in which changes are coalesced into one u
 # before the client closes the connection as dead.
 EVENTS_SECONDS: Final = (60, 120)
 LOOK_SECONDS: Final = 2.0  # between checks for broken watches
+NOT_LISTED: Final = "the API server has not listed all nodes, pods and events yet"
 
 
 def now() -> str:
@@ -58,7 +59,7 @@ class Watching:
         self._changed = asyncio.Event()
         self._was_complete = False
         self._waiting: set[asyncio.Event] = set()
-        self.cluster = Cluster(since=clock())
+        self.cluster = Cluster(since=clock(), troubles=(NOT_LISTED,))
         self.is_over = False
 
     @property
@@ -111,7 +112,8 @@ class Watching:
 
     def _troubles(self) -> tuple[str, ...]:
         watches = (self._nodes, self._pods, self._events)
-        return tuple(dict.fromkeys(watch.trouble for watch in watches if watch.trouble))
+        found = tuple(dict.fromkeys(watch.trouble for watch in watches if watch.trouble))
+        return found if found or self.is_complete else (NOT_LISTED,)
 
     def _look(self) -> None:
         """Build a new state from the watches' objects, and show it if it differs.

@@ -22,7 +22,7 @@ from dashboard.model.cluster import Cluster
 from dashboard.serve import app
 from dashboard.serve.app import HEADERS, create_app, host_of
 from dashboard.serve.process import SLOW_SECONDS, Options, bind, run
-from dashboard.serve.watching import Watching
+from dashboard.serve.watching import NOT_LISTED, Watching
 from dashboard.view.filters import Filter
 from dashboard.view.pods import pods
 from tests.dashboard.clusters import cluster
@@ -156,7 +156,7 @@ def test_every_answer_has_the_security_headers(path: str) -> None:
 def test_it_is_healthy_once_everything_was_listed() -> None:
     """The health check fails with the reason until everything has been listed."""
     answer = ask("/healthz")
-    assert (answer.status_code, answer.text) == (503, "the API server has not answered yet\n")
+    assert (answer.status_code, answer.text) == (503, f"{NOT_LISTED}\n")
 
 
 def test_names_of_hosts_are_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -75,12 +76,21 @@ async def test_unchanged_rows_are_sent_as_positions() -> None:
 async def test_a_view_that_appears_and_disappears_is_sent() -> None:
     """The stream of a node's page shows that it is missing, then its content, then that it was deleted."""
     viewer = Viewer(the_node, ONE)
-    assert await viewer.next() == ("view", None)
+    assert await viewer.next() == ("missing", {"troubles": []})
     viewer.become(ONE, TWO)
     kind, page = await viewer.next()
     assert (kind, isinstance(page, dict)) == ("view", True)
     viewer.become(ONE)
-    assert await viewer.next() == ("view", None)
+    assert await viewer.next() == ("missing", {"troubles": []})
+
+
+async def test_a_missing_object_comes_with_reasons_for_doubt() -> None:
+    """While the state may be incomplete a missing node is sent with the reason, and again when that changes."""
+    viewer = Viewer(the_node, ONE)
+    viewer.watching.show(replace(viewer.watching.cluster, troubles=("not listed",)))
+    assert await viewer.next() == ("missing", {"troubles": ["not listed"]})
+    viewer.become(ONE)
+    assert await viewer.next() == ("missing", {"troubles": []})
 
 
 async def test_changes_of_other_views_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +100,7 @@ async def test_changes_of_other_views_are_not_sent(monkeypatch: pytest.MonkeyPat
     viewer = Viewer(the_node, TWO)
     await viewer.next()
     viewer.become(ONE, TWO)
-    assert await anext(viewer.events) == ": alive\n\n"
+    assert await viewer.next() == ("alive", 1)
 
 
 async def test_streams_end_with_the_server() -> None:
