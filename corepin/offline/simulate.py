@@ -88,6 +88,7 @@ class PlannedNode:
                     pods_here,
                     devices=devices,
                     devices_unknown=_unknown(node.here, lacking, devices),
+                    holds_starts=None,
                 )
                 planned = plan(seen, ledger, self.config)
                 ledger = planned.ledger

@@ -170,18 +170,22 @@ class Refusals:
         observed, sets = self._draft.observed, self._draft.sets
         is_system = sets.is_system(ask.pod.namespace) and sets.system
         runs, was = ("its containers run", "they were") if ask.is_pool else ("it runs", "it was")
-        message = f"{why}; until then {runs} in the shared set"
-        if is_system:
-            message = f"{why}; until then {runs} on the reserved CPUs {sets.system}"
+        they = "its containers are" if ask.is_pool else "it is"
+        place = f"on the reserved CPUs {sets.system}" if is_system else "in the shared set"
+        message = f"{why}; until then {runs} {place}"
         blocks = self._blocks(ask)
         if blocks and ask.pod.is_gated and not self._runs(ask):
             message = f"{why}; until then the pod waits in its init container {GATE_CONTAINER}"
-        elif ask.claim.must_fit and not observed.holds_starts:
+        elif blocks and observed.holds_starts is None:
+            message = (
+                f"{why}; until then {they} not started on a node with NRI; on one without, {runs} {place}"
+            )
+        elif ask.claim.must_fit and observed.holds_starts is False:
             message += f", because corepin cannot hold {'them' if ask.is_pool else 'it'} back"
         elif ask.claim.must_fit and self._runs(ask):
             message += f", where {was} before"
         elif blocks:
-            message = f"{why}; until then {'its containers are' if ask.is_pool else 'it is'} not started"
+            message = f"{why}; until then {they} not started"
         self.add(ask, reason, message)
 
     def of_growth(self, ask: Ask, held: Assignment, why: str) -> None:

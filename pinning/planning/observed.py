@@ -235,7 +235,8 @@ class Observed:
     sandboxes: tuple[SeenSandbox, ...] = ()  # also sandboxes without containers
     pods_complete: bool = True  # the API has listed every pod of the node
     containers_complete: bool = True  # the runtime has listed every container
-    holds_starts: bool = False  # containers that must not start unpinned are held back until their claims fit
+    # Containers that must not start unpinned are held back until their claims fit; None: not known, as in a plan of files.
+    holds_starts: bool | None = False
     # Devices of containers, as far as they are known; those of ordinary init containers never are.
     devices: Mapping[Owner, tuple[Device, ...]] = field(default_factory=lambda: MappingProxyType({}))
     # Why a container's devices are not known, or may not be all.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
 from pinning.machine.cpuset import CPUSet
+from pinning.planning.plan import plan
 from pinning.planning.refusal import Reason
 from tests.pinning.nodes import smt_machine
 from tests.pinning.world import EXCLUSIVE, Wish, edit, one_pod, reasons, world
@@ -120,6 +122,17 @@ def test_a_claim_that_must_fit_blocks_the_start(wish: Wish, vm: bool) -> None:
     (refusal,) = node.plan().refusals
     assert refusal.blocks_start
     assert "until then it runs in the shared set, because corepin cannot hold it back" in refusal.message
+
+
+def test_refusal_says_both_where_it_is_not_known_whether_starts_are_held_back() -> None:
+    """A plan of files does not know whether the node has NRI."""
+    node = world(4)
+    node.add("a", [Wish("4", smt="isolate")])
+    observed = replace(node.observe(), holds_starts=None)
+    (refusal,) = plan(observed, node.ledger, node.config).refusals
+    assert refusal.message.endswith(
+        "; until then it is not started on a node with NRI; on one without, it runs in the shared set"
+    )
 
 
 def test_refusal_names_the_gate_until_the_container_runs() -> None:
