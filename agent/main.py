@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from agent.reconcile.checkpoint import Saved
     from agent.report.publisher import Reporter
     from agent.vm_interfaces import BootingMachines, VirtualMachines
-    from agent.wrappers.exits import AskExit
+    from agent.wrappers.claims import AskExit
     from apiserver.client import Api
 
 logger = logging.getLogger(__name__)
@@ -434,7 +434,7 @@ def _wrappers(config: AgentConfig, cgroups: Cgroups, machine: Machine, runtime: 
 
 def _exit_of(config: AgentConfig, runtime: Runtime) -> AskExit:
     """Return the lookup of container exit statuses by the runtime, for kernels that do not keep them."""
-    from agent.wrappers.exits import not_known
+    from agent.wrappers.claims import not_known
 
     if config.runtime != "cri":
         return not_known

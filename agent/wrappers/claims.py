@@ -2,6 +2,10 @@
 
 If a process died without releasing its CPUs (by SIGKILL, or while no agent ran), an entry with its CPUs is added to the
 list that `cmk reconcile` prints; entries never change.
+
+Before Linux 6.15 the kernel forgets how a process ended once its parent has collected it, and a container's first
+process is collected by the runtime's shim. The exit code of a first process is therefore taken from the runtime, which
+keeps it while the container is listed.
 """
 
 from __future__ import annotations
@@ -9,25 +13,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from agent.errors import Gone
+from agent.errors import Gone, Refused, TooLarge, Unavailable
 from agent.kernel.process_exit import was_killed
-from agent.wrappers.pass_waiter import tasks_of
+from agent.wrappers.passes import shared_use, tasks_of
 from agent.wrappers.peer import held
-from agent.wrappers.pool_use import shared_use
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Registry
 from agent.wrappers.store import Kept, Reclaims
 from pinning.cmk.pools import ExitSource, reclaimed_lists
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from agent.wrappers.pass_waiter import NodeView
+    from agent.interfaces import ContainerExit, PassedContainer
+    from agent.wrappers.passes import NodeView
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
@@ -35,6 +40,10 @@ if TYPE_CHECKING:
     from pinning.cmk.pools import Reclaimed
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
+
+    AskExit = Callable[[str], Awaitable[ContainerExit | None]]
+
+KILLED: Final = 128 + signal.SIGKILL
 
 logger = logging.getLogger(__name__)
 
@@ -215,3 +224,73 @@ def entries_of(
     """Return the entries of a claim's process: its cores, and the CPUs of its pool from `pools` or the current view."""
     tasks = tasks_of(claim, lambda use: pools.get(use) or view.pool(use))
     return tuple(chain.from_iterable(reclaimed_lists(task, view.state.topology, source) for task in tasks))
+
+
+async def not_known(_: str) -> None:
+    """Return None, because no runtime reports exits."""
+
+
+class RuntimeExits:
+    """Ended first processes whose exit status is unknown until the runtime lists their containers as exited.
+
+    `killed` is called with the entries of a killed process. Entries that wait for the runtime are not saved, so they
+    are lost if the agent exits.
+    """
+
+    def __init__(self, ask: AskExit, killed: Callable[[tuple[Reclaimed, ...]], None]) -> None:
+        self._ask = ask
+        self._killed = killed
+        self._first_pids: dict[str, int] = {}  # pid of the first process of each live container
+        self._unsettled: dict[
+            str, tuple[Reclaimed, ...]
+        ] = {}  # entries by container, to be listed if it was killed
+        self._due = asyncio.Event()
+
+    def is_first(self, claim: Claim) -> bool:
+        """Return whether a claim's process is its container's first one, whose exit code the runtime keeps."""
+        return self._first_pids.get(claim.holder.id) == claim.process.pid
+
+    def wait_for(self, holder: Holder, entries: tuple[Reclaimed, ...]) -> None:
+        """Store the entries of an ended first process; they are listed if the runtime reports that it was killed."""
+        if entries:
+            self._unsettled[holder.id] = entries
+
+    def passed(self, containers: Mapping[str, PassedContainer]) -> None:
+        """Store the node's live containers after a pass, and ask about those that have ended."""
+        known = self._first_pids
+        self._first_pids = {each.id: each.pid or known.get(each.id, 0) for each in containers.values()}
+        if not self._unsettled.keys() <= containers.keys():
+            self._due.set()
+
+    async def run(self, listed: Callable[[], None]) -> None:
+        """Ask the runtime about exited containers, one at a time; call `listed` after each one that was killed."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            for container_id in self._unsettled.keys() - self._first_pids.keys():
+                if await self._settle(container_id):
+                    listed()
+
+    async def _settle(self, container_id: str) -> bool:
+        """Ask the runtime for an exit code; if the process was killed, list its entries as reclaimed and return True.
+
+        If the runtime is out of reach, return False and retry at the next pass.
+        """
+        try:
+            end = await self._ask(container_id)
+        except (Gone, Refused, TooLarge) as error:
+            end, reason = None, str(error)
+        except Unavailable:
+            return False
+        else:
+            reason = "the runtime reports no exit code"
+        entries = self._unsettled.pop(container_id)
+        if end is None:
+            facts = {"container": entries[0].container, "pid": entries[0].pid, "reason": reason}
+            logger.info("how a process ended is not known", extra={"facts": facts})
+        if end is None or end.code != KILLED:
+            return False
+        facts = {"container": entries[0].container, "pid": entries[0].pid, "source": entries[0].source}
+        logger.info("process killed", extra={"facts": facts | {"reason": end.reason, "when": end.finished}})
+        self._killed(entries)
+        return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from agent.errors import Gone
 from agent.kernel.affinity import EVERYWHERE, KERNEL, Affinities
 from agent.kernel.mover import Bound, move_threads, process_threads
-from agent.wrappers.pool_use import shared_use, uses_of
+from agent.wrappers.passes import shared_use, uses_of
 from agent.wrappers.protocol import Denied, environment
 from agent.wrappers.registry import Holder
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from agent.interfaces import PassedContainer
     from agent.wrappers.claims import LiveClaims
-    from agent.wrappers.pass_waiter import NodeView, PassWaiter
+    from agent.wrappers.passes import ContainerUses, NodeView, PassWaiter
     from agent.wrappers.peer import Peer
-    from agent.wrappers.pool_use import ContainerUses
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Process
     from agent.wrappers.store import Saver

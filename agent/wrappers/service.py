@@ -15,12 +15,10 @@ from agent.errors import AgentError, Gone
 from agent.kernel.affinity import KERNEL, Affinities
 from agent.kernel.process_exit import was_killed
 from agent.wrappers.bounds import Bounds, Origin
-from agent.wrappers.claims import LiveClaims, Reclaimer, entries_of
-from agent.wrappers.exits import RuntimeExits, not_known
+from agent.wrappers.claims import LiveClaims, Reclaimer, RuntimeExits, entries_of, not_known
 from agent.wrappers.isolate import Follower, Isolator
-from agent.wrappers.pass_waiter import NodeView, PassWaiter, tasks_of
+from agent.wrappers.passes import ContainerUses, NodeView, PassWaiter, tasks_of
 from agent.wrappers.peer import cgroup_of, connected
-from agent.wrappers.pool_use import ContainerUses
 from agent.wrappers.protocol import Denied, Verb, accepted, read_want
 from agent.wrappers.server import Server, listen
 from agent.wrappers.store import Saver
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from agent.interfaces import PassedContainer
     from agent.kernel.cgroupfs import Hierarchy
     from agent.node_state import NodeState
-    from agent.wrappers.exits import AskExit
+    from agent.wrappers.claims import AskExit
     from agent.wrappers.peer import Peer
     from agent.wrappers.protocol import Request
     from agent.wrappers.registry import Claim, Process

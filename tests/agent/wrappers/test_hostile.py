@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.node_state import NodeState
-from agent.wrappers import pass_waiter, server, service
+from agent.wrappers import passes, server, service
 from agent.wrappers.bounds import AT_ONCE, Origin
 from agent.wrappers.peer import CgroupIndex
 from agent.wrappers.protocol import REQUEST_LIMIT, Want, read_want
@@ -251,7 +251,7 @@ def test_processes_of_a_container_that_is_not_listed_share_one_wait(
 
     monkeypatch.setattr(service, "read_want", read)
     monkeypatch.setattr(service, "UNKNOWN_SECONDS", 3600.0)
-    monkeypatch.setattr(pass_waiter, "AGAIN_SECONDS", 3600.0)
+    monkeypatch.setattr(passes, "AGAIN_SECONDS", 3600.0)
 
     async def talk(scene: Scene, _container: Forker) -> None:
         async with scene.container("late") as unknown:
