@@ -23,7 +23,7 @@ from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.kernel.cgroupfs import Hierarchy
 
@@ -65,10 +65,10 @@ def pid_of(connection: socket.socket) -> int:
     return pid
 
 
-def connected(connection: socket.socket, find: Callable[[socket.socket, int], int] | None = None) -> Peer:
+def connected(connection: socket.socket) -> Peer:
     """Return the process that connected; raise Gone if it exited, Denied if it is not visible."""
     pid = pid_of(connection)
-    return _held(pid, (find or _pidfd)(connection, pid))
+    return _held(pid, _pidfd(connection, pid))
 
 
 def held(process: Process) -> Peer:
@@ -98,12 +98,8 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
     return _by_number(pid)
 
 
-def by_number(_: socket.socket, pid: int) -> int:
-    """Return a pidfd of the current process with a pid, as needed before Linux 6.5; raise Gone."""
-    return _by_number(pid)
-
-
 def _by_number(pid: int) -> int:
+    """Return a pidfd of the current process with a pid, as needed before Linux 6.5; raise Gone."""
     before = started(pid)
     try:
         pidfd = os.pidfd_open(pid)

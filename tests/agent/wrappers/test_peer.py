@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.errors import Gone
 from agent.kernel.procfs import started
-from agent.wrappers.peer import by_number, cgroup_of, connected, held
+from agent.wrappers.peer import cgroup_of, connected, held
 from agent.wrappers.registry import Process
 
-Find = Callable[[socket.socket, int], int]
+SO_PEERPIDFD = 77
 CLIENT = """
 import os, socket, sys
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -34,6 +36,22 @@ sys.stdin.read()
 """
 
 
+class SocketBeforeLinux65(socket.socket):
+    """A socket that has no pidfd of its peer."""
+
+    def getsockopt(self, level: int, option: int, *length: int) -> Any:
+        """Return an option; raise OSError for SO_PEERPIDFD."""
+        if (level, option) == (socket.SOL_SOCKET, SO_PEERPIDFD):
+            raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+        return super().getsockopt(level, option, *length)
+
+
+def accepted(listening: socket.socket, kind: type[socket.socket]) -> socket.socket:
+    """Accept a connection as a socket of a kind."""
+    connection, _ = listening.accept()
+    return kind(fileno=connection.detach())
+
+
 @pytest.fixture
 def listening(tmp_path: Path) -> Iterator[socket.socket]:
     """Return a listening socket."""
@@ -49,14 +67,13 @@ def client(listening: socket.socket, how: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("find", [None, by_number], ids=["by-pidfd", "by-number"])
-def test_the_process_that_connects_is_told(listening: socket.socket, find: Find | None) -> None:
+@pytest.mark.parametrize("kind", [socket.socket, SocketBeforeLinux65])
+def test_the_process_that_connects_is_told(listening: socket.socket, kind: type[socket.socket]) -> None:
     """The peer is the process that connected, also if its child sends, and its exit is detected."""
     with client(listening, "inherit") as process:
-        connection, _ = listening.accept()
-        with connection:
+        with accepted(listening, kind) as connection:
             assert connection.recv(5) == b"child"
-            peer = connected(connection, find)
+            peer = connected(connection)
         try:
             assert peer.process == Process(process.pid, started(process.pid))
             assert not peer.has_ended()
@@ -69,18 +86,16 @@ def test_the_process_that_connects_is_told(listening: socket.socket, find: Find 
             peer.close()
 
 
-@pytest.mark.parametrize("find", [None, by_number], ids=["by-pidfd", "by-number"])
-def test_a_process_that_ended_is_nobody(listening: socket.socket, find: Find | None) -> None:
+@pytest.mark.parametrize("kind", [socket.socket, SocketBeforeLinux65])
+def test_a_process_that_ended_is_nobody(listening: socket.socket, kind: type[socket.socket]) -> None:
     """If the process that connected has exited, its child gets nothing and no file descriptor leaks."""
-    with client(listening, "end") as process:
-        connection, _ = listening.accept()
-        with connection:
-            assert connection.recv(5) == b"child"
-            process.wait()
-            before = os.listdir("/proc/self/fd")  # noqa: PTH208 names alone
-            with pytest.raises(Gone):
-                connected(connection, find)
-            assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 names alone
+    with client(listening, "end") as process, accepted(listening, kind) as connection:
+        assert connection.recv(5) == b"child"
+        process.wait()
+        before = os.listdir("/proc/self/fd")  # noqa: PTH208 names alone
+        with pytest.raises(Gone):
+            connected(connection)
+        assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 names alone
 
 
 def test_process_is_identified_by_pid_and_start_time() -> None:
