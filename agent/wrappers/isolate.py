@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 # Time limit of each of two waits: until the container has cores, and until the kernel shows it on its CPUs.
 READY_SECONDS: Final = 10.0
-# limits for a process that starts threads while it is pinned; the shim starts none
-BOUND: Final = Bound(rounds=8, listed=4096)
+# Threads of a process that sends a request; the shim has one. Each takes the agent up to 40 us.
+MOST_THREADS: Final = 64
+# limits for a process that starts threads while it is pinned
+BOUND: Final = Bound(rounds=4, listed=4 * MOST_THREADS, seconds=0.002)
 ONCE: Final = Bound(rounds=1, listed=16_384)
 
 logger = logging.getLogger(__name__)
@@ -148,6 +150,10 @@ def pin(peer: Peer, cpus: CPUSet, affinities: Affinities = KERNEL) -> None:
     with process_threads(peer.process.pid, peer.process.started) as threads:
         if peer.has_ended():
             raise Gone(f"process {peer.process.pid} ended")
+        if (count := threads.count()) > MOST_THREADS:
+            raise Denied(
+                f"the process has {count} threads, and may have {MOST_THREADS}: send the request before they are started"
+            )
         moved = move_threads(threads, lambda _, mask: cpus if mask != cpus else None, affinities, BOUND)
     if not moved.is_settled:
         raise Denied(

@@ -10,7 +10,7 @@ import pytest
 from agent.errors import Gone
 from agent.kernel.affinity import Affinities
 from agent.kernel.procfs import started
-from agent.wrappers.isolate import pin
+from agent.wrappers.isolate import MOST_THREADS, pin
 from agent.wrappers.peer import Peer, held
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Process
@@ -72,3 +72,21 @@ def test_process_that_outruns_the_pinning_is_refused() -> None:
 
     with pytest.raises(Denied, match="starts threads faster than the agent moves them"):
         pin(itself(), CPUSet([1]), gone)
+
+
+def test_process_with_many_threads_is_refused() -> None:
+    """A process with too many threads is refused before its threads are listed, because each takes the agent time."""
+    done, masks = threading.Event(), Masks()
+    threads = [threading.Thread(target=done.wait) for _ in range(MOST_THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        with pytest.raises(
+            Denied, match=f"has [0-9]+ threads, and may have {MOST_THREADS}: send the request"
+        ):
+            pin(itself(), CPUSet([1]), masks.as_affinities)
+        assert masks.put == {}
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()

@@ -55,17 +55,37 @@ def hierarchy(root: Path) -> Hierarchy:
     return Hierarchy(V2, root, root)
 
 
-def test_from_a_namespace_of_the_agents_own_the_kernel_is_asked(tmp_path: Path) -> None:
-    """A path relative to the agent's own cgroup namespace counts only if the container's cgroup lists the pid."""
-    (tmp_path / f"{SLICE}/cri-a.scope/deep".lstrip("/")).mkdir(parents=True)
-    (tmp_path / f"{SLICE}/cri-a.scope/deep/cgroup.threads".lstrip("/")).write_text("7\n42\n")
+@pytest.mark.parametrize(
+    ("path", "container"),
+    [
+        ("/../../kubepods-pod1.slice/cri-a.scope/deep", "a"),
+        ("/../cri-a.scope/deep", "a"),
+        ("/../../../../kubepods/pod2/c/kubepods.slice/kubepods-pod1.slice/cri-a.scope", "c"),
+        ("/../pod2/c/deep/cri-b.scope", "c"),
+        ("/../x.scope", None),
+        ("/../deep/cri-b.scope", None),
+        ("/..", None),
+    ],
+)
+def test_path_from_a_namespace_of_the_agents_own_names_one_container(
+    tmp_path: Path, path: str, container: str | None
+) -> None:
+    """A path relative to the agent's own cgroup namespace is found without a listing of the container's threads."""
+    assert CgroupIndex(CGROUPS).container_of(42, path, hierarchy(tmp_path)) == container
+
+
+def test_the_kernel_is_asked_which_of_several_containers_it_is(tmp_path: Path) -> None:
+    """If two containers' cgroups have the same name, the one counts that lists the pid."""
+    cgroups = {f"/{parent}/pod1/c": parent for parent in ("burstable", "besteffort")}
+    for parent, threads in (("burstable", "7\n42\n"), ("besteffort", "420\n")):
+        (tmp_path / parent / "pod1/c/deep").mkdir(parents=True)
+        (tmp_path / parent / "pod1/c/deep/cgroup.threads").write_text(threads)
 
     def found(pid: int, path: str) -> str | None:
-        return CgroupIndex(CGROUPS).container_of(pid, path, hierarchy(tmp_path))
+        return CgroupIndex(cgroups).container_of(pid, path, hierarchy(tmp_path))
 
-    assert found(42, "/../../kubepods-pod1.slice/cri-a.scope/deep") == "a"
-    assert found(42, "/../cri-a.scope/deep") == "a"
-    assert found(4, "/../cri-a.scope/deep") is None  # the path matches, but the cgroup does not list the pid
-    assert found(42, "/../cri-b.scope") is None
-    assert found(42, "/../x.scope") is None
-    assert found(42, "/..") is None
+    assert found(42, "/../pod1/c/deep") == "burstable"
+    assert found(420, "/../pod1/c/deep") == "besteffort"
+    assert found(4, "/../pod1/c/deep") is None
+    assert found(42, "/../pod1/c") is None  # no cgroup there
+    assert found(4, "/burstable/pod1/c") == "burstable"
