@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 from dataclasses import replace
-from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +25,7 @@ from agent.wrappers.peer import held
 from agent.wrappers.protocol import Denied
 from agent.wrappers.registry import Registry
 from agent.wrappers.store import Kept, Reclaims
-from pinning.cmk.pools import ExitSource, reclaimed_lists
+from pinning.cmk.pools import ExitSource, Reclaimed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from agent.wrappers.protocol import Want
     from agent.wrappers.registry import Claim, Holder, OwnCore, Process
     from agent.wrappers.store import Saver, Used
-    from pinning.cmk.pools import Reclaimed
     from pinning.contract import PoolUse
     from pinning.machine.cpuset import CPUSet
 
@@ -160,9 +158,10 @@ class LiveClaims:
 
     def keep(self, containers: Collection[str]) -> None:
         """Release the claims in all containers except these, because the others have ended."""
-        for claim in tuple(self.registry):
-            if claim.holder.id not in containers:
-                self.end(claim.process)
+        for container_id in self.registry.containers:
+            if container_id not in containers:
+                for claim in self.registry.inside(container_id):
+                    self.end(claim.process)
 
 
 class Reclaimer:
@@ -171,7 +170,7 @@ class Reclaimer:
     def __init__(self, kept: Kept, saver: Saver) -> None:
         self.reclaims = Reclaims(kept.reclaimed, kept.dropped)
         self._saver = saver
-        self._pools = dict(kept.pools)  # CPUs of the pools with running processes, by pool
+        self._pools = dict(kept.pools)  # CPUs of each pool that a process has used
         # Claims that ended before the first pass, which provides the topology, with the source of each exit.
         self._lost: tuple[tuple[Claim, ExitSource], ...] = ()
 
@@ -188,22 +187,24 @@ class Reclaimer:
             self.add(entries_of(claim, view, ExitSource.KERNEL))
         self._saver.ended(claim)
 
-    def passed(self, claims: Iterable[Claim], view: NodeView) -> None:
-        """After a pass, list the CPUs of lost claims, and save the pools' CPUs for the live `claims`."""
+    def passed(self, view: NodeView) -> None:
+        """After a pass, list the CPUs of lost claims, and save the pools' CPUs."""
         for claim, source in self._lost:
             self.add(entries_of(claim, view, source, self._pools))
             self._saver.ended(claim)
         self._lost = ()
-        for claim in claims:
-            self.follow(claim, view)
+        for use in tuple(self._pools):
+            self._follow(use, view)
 
     def follow(self, claim: Claim, view: NodeView) -> None:
         """Save the CPUs of a claim's pool for the next agent; a claim to cores contains its CPUs already."""
-        use = shared_use(claim.want)
-        if claim.cpus or self._pools.get(use) == view.pool(use):
-            return
-        self._pools[use] = view.pool(use)
-        self._saver.pool(use, self._pools[use])
+        if not claim.cpus:
+            self._follow(shared_use(claim.want), view)
+
+    def _follow(self, use: PoolUse, view: NodeView) -> None:
+        if self._pools.get(use) != view.pool(use):
+            self._pools[use] = view.pool(use)
+            self._saver.pool(use, self._pools[use])
 
     def kept(self, claims: Sequence[Claim], uses: dict[str, Used]) -> Kept:
         """Return the state to save for the next agent."""
@@ -223,7 +224,11 @@ def entries_of(
 ) -> tuple[Reclaimed, ...]:
     """Return the entries of a claim's process: its cores, and the CPUs of its pool from `pools` or the current view."""
     tasks = tasks_of(claim, lambda use: pools.get(use) or view.pool(use))
-    return tuple(chain.from_iterable(reclaimed_lists(task, view.state.topology, source) for task in tasks))
+    return tuple(
+        Reclaimed(task.pid, task.container, task.pool, cpus, source)
+        for task in tasks
+        for cpus in view.lists(task.pool, task.cpus)
+    )
 
 
 async def not_known(_: str) -> None:

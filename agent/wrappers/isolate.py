@@ -180,6 +180,9 @@ class Follower:
         self._put: dict[Process, CPUSet] = {}
         # CPUs of threads that started faster than they were moved; the next pass moves them.
         self._left: dict[Process, frozenset[CPUSet]] = {}
+        # What the CPUs of a container's processes depend on, if all of them have been moved since: without a change a
+        # pass need not look at each of thousands of processes.
+        self._settled: dict[str, tuple[object, ...]] = {}
 
     def pin(self, peer: Peer, cpus: CPUSet) -> None:
         """Pin the process of a request to its CPUs; raise Denied, Gone."""
@@ -188,14 +191,25 @@ class Follower:
 
     def passed(self, view: NodeView) -> None:
         """Repin the processes whose CPUs changed with a pass, in containers that the kernel shows on their CPUs."""
-        for claim in tuple(self._claims.registry):
-            container = view.containers.get(claim.holder.id)
+        registry = self._claims.registry
+        for container_id in registry.containers:
+            container = view.containers.get(container_id)
             if container and container.is_right:
-                self._follow(claim, container, view)
-        self._put = {
-            process: cpus for process, cpus in self._put.items() if self._claims.registry.of(process)
-        }
-        self._left = {process: places for process, places in self._left.items() if process in self._put}
+                self._repin(container, view)
+        self._settled = {key: self._settled[key] for key in registry.containers if key in self._settled}
+        if len(self._put) > len(registry):
+            self._put = {process: cpus for process, cpus in self._put.items() if registry.of(process)}
+        self._left = {process: places for process, places in self._left.items() if registry.of(process)}
+
+    def _repin(self, container: PassedContainer, view: NodeView) -> None:
+        now = (container.cpus, view.held(container.owner), view.pool_sources)
+        if self._settled.get(container.id) == now:
+            return
+        self._settled[container.id] = now
+        for claim in self._claims.registry.inside(container.id):
+            self._follow(claim, container, view)
+            if claim.process in self._left:
+                self._settled.pop(container.id, None)
 
     def _follow(self, claim: Claim, container: PassedContainer, view: NodeView) -> None:
         owner = claim.holder.owner

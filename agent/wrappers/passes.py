@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.wrappers.peer import CgroupIndex
 from agent.wrappers.protocol import Denied, Pool
 from agent.wrappers.registry import OwnCore
-from pinning.cmk.pools import Task
+from pinning.cmk.pools import Task, cpu_lists
 from pinning.contract import (
     CMK_CPUS_ASSIGNED,
     CMK_CPUS_ASSIGNED_MASK,
@@ -110,6 +110,9 @@ class NodeView:
         self._shared, self._set_aside = state.shared, state.sets.pools.set_aside
         self._topology = state.topology
         self._usable = state.sets.universe
+        # computed once, because thousands of processes may share a pool
+        self._pools: dict[PoolUse, CPUSet] = {}
+        self._lists: dict[tuple[str, CPUSet], tuple[str, ...]] = {}
 
     @cached_property
     def cgroups(self) -> CgroupIndex:
@@ -151,8 +154,19 @@ class NodeView:
         """Return why a container got no CPUs; empty if unknown."""
         return next((each.text for each in self.state.refusals if each.owner in (owner, (owner[0], ""))), "")
 
+    @property
+    def pool_sources(self) -> tuple[object, ...]:
+        """What the CPUs of pools depend on."""
+        return self._topology, self._usable, self._shared, self._set_aside
+
     def pool(self, use: PoolUse) -> CPUSet:
         """Return the CPUs of a pool that are online; empty if none is."""
+        cpus = self._pools.get(use)
+        if cpus is None:
+            cpus = self._pools[use] = self._online(use)
+        return cpus
+
+    def _online(self, use: PoolUse) -> CPUSet:
         if use.pool is SharedPool.INFRA:
             return self._shared & self._usable
         pools = (
@@ -161,6 +175,13 @@ class NodeView:
             self._shared,
         )
         return next((pool & self._usable for pool in pools if pool & self._usable), EMPTY)
+
+    def lists(self, pool: str, cpus: CPUSet) -> tuple[str, ...]:
+        """Return the CPU lists of a pool that contain these CPUs."""
+        lists = self._lists.get((pool, cpus))
+        if lists is None:
+            lists = self._lists[pool, cpus] = cpu_lists(pool, cpus, self._topology)
+        return lists
 
     def check_pool(self, use: PoolUse) -> None:
         """Raise Denied for a pool without CPUs."""

@@ -83,6 +83,16 @@ class Registry:
     def __len__(self) -> int:
         return len(self._claims)
 
+    @property
+    def containers(self) -> tuple[str, ...]:
+        """The ids of the containers with claims."""
+        return tuple(self._containers)
+
+    def inside(self, container_id: str) -> tuple[Claim, ...]:
+        """Return the claims of a container, by process."""
+        claims = self._containers.get(container_id, {})
+        return tuple(claims[process] for process in sorted(claims))
+
     def of(self, process: Process) -> Claim | None:
         """Return the claim of a process; None if it has none."""
         return self._claims.get(process)

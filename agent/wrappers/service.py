@@ -117,7 +117,7 @@ class WrapperService:
         self._is_ending = False  # this agent is exiting
         self._listener: Listener | None = None
         self._lost_place = asyncio.Event()  # another file has replaced the listener's socket
-        # Tasks that were reported since the last pass, by process.
+        # Tasks that were reported since the CPUs of a pool changed, by process.
         self._tasks: dict[Process, tuple[Claim, tuple[Task, ...]]] = {}
         self._follower = Follower(self._claims, edges.affinities)
         self._isolator = Isolator(
@@ -138,30 +138,33 @@ class WrapperService:
 
     def passed(self, state: NodeState, containers: Iterable[PassedContainer]) -> None:
         """Receive the state and the live containers of the pass that read `uses` last."""
-        self._view, self._tasks = NodeView(state, containers), {}
+        before, self._view = self._view, NodeView(state, containers)
+        if before is None or before.pool_sources != self._view.pool_sources:
+            self._tasks = {}
         self._uses.passed()
         if state.containers_complete:
             self._claims.keep(self._view.containers)
             self._uses.keep(self._view.containers)
             self._exits.passed(self._view.containers)
         self._follower.passed(self._view)
-        self._reclaimer.passed(self._claims.registry, self._view)
+        self._reclaimer.passed(self._view)
         self._save()
         self._bounds.refusals.forget()
         self._passes.ended()
 
     def shown(self, state: NodeState) -> NodeState:
         """Return the node state with the tasks of the wrappers that run now and the reclaimed CPUs."""
-        tasks = tuple(chain.from_iterable(map(self._tasks_of, self._claims.registry)))
+        self._tasks = {claim.process: self._tasks_of(claim) for claim in self._claims.registry}
+        tasks = tuple(chain.from_iterable(tasks for _, tasks in self._tasks.values()))
         reclaims = self._reclaimer.reclaims
         return replace(state, tasks=tasks, reclaimed=reclaims.entries, reclaims_dropped=reclaims.dropped)
 
-    def _tasks_of(self, claim: Claim) -> tuple[Task, ...]:
-        before, tasks = self._tasks.get(claim.process, (None, ()))
-        if before is not claim:
-            tasks = tasks_of(claim, self._newest().pool)
-            self._tasks[claim.process] = claim, tasks
-        return tasks
+    def _tasks_of(self, claim: Claim) -> tuple[Claim, tuple[Task, ...]]:
+        """Return a claim with its tasks, which are computed once."""
+        before = self._tasks.get(claim.process)
+        if before and before[0] is claim:
+            return before
+        return claim, tasks_of(claim, self._newest().pool)
 
     def _took(self, claim: Claim) -> None:
         """Save a claim for the next agent."""

@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import time
-from collections import Counter
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -59,23 +59,34 @@ class Reclaims:
     """
 
     def __init__(self, entries: Iterable[Reclaimed] = (), dropped: int = 0) -> None:
-        self._entries = list(entries)
+        self._entries: dict[int, Reclaimed] = {}  # by number, oldest first
+        self._of_namespace: dict[str, deque[int]] = {}
+        self._next = 0
         self.dropped = dropped
+        for entry in entries:
+            self.add(entry)
 
     @property
     def entries(self) -> tuple[Reclaimed, ...]:
         """The entries, newest last."""
-        return tuple(self._entries)
+        return tuple(self._entries.values())
 
     def add(self, entry: Reclaimed) -> None:
         """Add an entry, and drop one above the limit."""
-        self._entries.append(entry)
+        self._entries[self._next] = entry
+        self._of_namespace.setdefault(_namespace(entry), deque()).append(self._next)
+        self._next += 1
         if len(self._entries) > MOST_RECLAIMED:
-            counts = Counter(map(_namespace, self._entries))
-            most = max(counts.values())
-            oldest = next(at for at, each in enumerate(self._entries) if counts[_namespace(each)] == most)
-            del self._entries[oldest]
+            most = max(self._of_namespace, key=self._rank)
+            del self._entries[self._of_namespace[most].popleft()]
+            if not self._of_namespace[most]:
+                del self._of_namespace[most]
             self.dropped += 1
+
+    def _rank(self, namespace: str) -> tuple[int, int]:
+        """Return the order of eviction: most entries first, then the oldest entry."""
+        numbers = self._of_namespace[namespace]
+        return len(numbers), -numbers[0]
 
 
 def _namespace(entry: Reclaimed) -> str:

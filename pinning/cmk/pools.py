@@ -98,16 +98,12 @@ def cmk_pools(node: CMKNode) -> dict[str, Lists]:
     }
 
 
-def reclaimed_lists(task: Task, topology: Topology, source: ExitSource) -> tuple[Reclaimed, ...]:
-    """Return the CPU lists of a process: one per core of an exclusive pool, else one per socket."""
-    if task.pool in EXCLUSIVE_POOLS:
-        cores = sorted(topology.cores_of(task.cpus), key=lambda core: (core.package, core.cpus.lowest()))
-        lists = [_joined(core.cpus & task.cpus) for core in cores]
-    else:
-        lists = list(
-            filter(None, (_core_by_core(topology, task.cpus & on) for on in topology.packages.values()))
-        )
-    return tuple(Reclaimed(task.pid, task.container, task.pool, cpus, source) for cpus in lists)
+def cpu_lists(pool: str, cpus: CPUSet, topology: Topology) -> tuple[str, ...]:
+    """Return the CPU lists of a pool that contain these CPUs: one per core of an exclusive pool, else one per socket."""
+    if pool in EXCLUSIVE_POOLS:
+        cores = sorted(topology.cores_of(cpus), key=lambda core: (core.package, core.cpus.lowest()))
+        return tuple(_joined(core.cpus & cpus) for core in cores)
+    return tuple(filter(None, (_core_by_core(topology, cpus & on) for on in topology.packages.values())))
 
 
 def cmk_yaml(pools: Mapping[str, Lists]) -> str:

@@ -216,7 +216,12 @@ class Scene:
         self.uses = self.keeper.uses()
         state = self.state()
         self.ledger = state.ledger
-        found = [
+        self.keeper.passed(state, self.passed_containers(state))
+        self.show()
+
+    def passed_containers(self, state: NodeState) -> list[PassedContainer]:
+        """Return the live containers of a pass."""
+        return [
             PassedContainer(
                 f"{pod.uid}/{each.name}",
                 Owner(pod.uid, each.name),
@@ -230,8 +235,6 @@ class Scene:
             for each in pod.containers
             if f"{pod.uid}/{each.name}" not in self.gone
         ]
-        self.keeper.passed(state, found)
-        self.show()
 
     def show(self) -> None:
         """Update the published state."""

@@ -21,7 +21,7 @@ from pinning.cmk.pools import (
     Task,
     cmk_pools,
     cmk_yaml,
-    reclaimed_lists,
+    cpu_lists,
     within_limit,
 )
 from pinning.cmk.reports import describe, node_report, reconcile_report, report_text
@@ -166,19 +166,16 @@ def test_a_core_that_is_held_and_shared_is_reported() -> None:
     assert check["errors"][0] == "CPU list overlap detected in exclusive:1,5 and infra:0,4,5 (in both: 5)"
 
 
-def test_a_process_had_each_of_its_cores_as_a_list() -> None:
-    """A reclaimed process has an entry for each exclusive core, and for each socket of another pool, as in CMK."""
+def test_cpus_of_a_process_are_lists_of_its_pool() -> None:
+    """An exclusive pool has a list for each core, another pool one for each socket, as in CMK."""
     machine = state_of(config=STATIC).topology
-    exclusive = reclaimed_lists(task(12, EXCLUSIVE, "1-2,5-6"), machine, ExitSource.KERNEL)
-    assert [entry.cpus for entry in exclusive] == ["1,5", "2,6"]
-    assert set(exclusive) == {
-        Reclaimed(12, NAME, EXCLUSIVE, cpus, ExitSource.KERNEL) for cpus in ("1,5", "2,6")
-    }
-    infra = reclaimed_lists(task(3, INFRA, "0-1,3-5"), machine, ExitSource.KERNEL)
-    assert [entry.cpus for entry in infra] == ["0,4,1,5", "3"]
-    assert [entry.cpus for entry in reclaimed_lists(task(3, SHARED, "3,7"), machine, ExitSource.KERNEL)] == [
-        "3,7"
-    ]
+
+    def lists(pool: str, cpus: str) -> list[str]:
+        return list(cpu_lists(pool, CPUSet.parse(cpus), machine))
+
+    assert lists(EXCLUSIVE, "1-2,5-6") == ["1,5", "2,6"]
+    assert lists(INFRA, "0-1,3-5") == ["0,4,1,5", "3"]
+    assert lists(SHARED, "3,7") == ["3,7"]
 
 
 def test_what_was_reclaimed_is_sorted_by_pid() -> None:
