@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,13 +54,18 @@ static struct sockaddr_un address(void)
     return socket;
 }
 
-static int connected(const struct sockaddr_un *there)
+/* Connect within this time: while the queue of an agent that hangs is full, a connection waits. -1 with errno. */
+static int connected(const struct sockaddr_un *there, double seconds)
 {
+    struct timeval limit = {.tv_sec = (time_t)seconds};
+    limit.tv_usec = (suseconds_t)((seconds - (double)limit.tv_sec) * 1e6);
+    limit.tv_usec += limit.tv_sec == 0 && limit.tv_usec == 0; /* zero would be no limit */
     int sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (sock >= 0 && connect(sock, (const struct sockaddr *)there, sizeof *there) == 0)
+    if (sock >= 0 && setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0 &&
+        connect(sock, (const struct sockaddr *)there, sizeof *there) == 0)
         return sock;
     if (sock >= 0) {
-        int reason = errno;
+        int reason = errno == EAGAIN ? ETIMEDOUT : errno;
         close(sock);
         errno = reason;
     }
@@ -69,7 +75,7 @@ static int connected(const struct sockaddr_un *there)
 int agent_is_there(void)
 {
     struct sockaddr_un there = address();
-    int sock = connected(&there);
+    int sock = connected(&there, QUIET_SECONDS);
     if (sock >= 0)
         close(sock);
     return sock >= 0;
@@ -81,15 +87,17 @@ static int send_all(int sock, const char *request)
     return send(sock, request, length, MSG_NOSIGNAL) == (ssize_t)length;
 }
 
-/* Read until the other side closes; 0 after an error, too many bytes, or too long a time. */
+/* Read until the other side closes; 0 after an error or too long a time, with errno, and for too many bytes. */
 static size_t read_all(int sock, char *bytes, size_t room)
 {
     double until = now() + ANSWER_SECONDS;
     for (size_t length = 0; length < room;) {
         struct pollfd readable = {.fd = sock, .events = POLLIN};
         double left = until - now();
-        if (left <= 0 || poll(&readable, 1, (int)(left * 1e3) + 1) <= 0)
+        if (left <= 0 || poll(&readable, 1, (int)(left * 1e3) + 1) <= 0) {
+            errno = ETIMEDOUT;
             return 0;
+        }
         ssize_t came = recv(sock, bytes + length, room - length, 0);
         if (came < 0)
             return 0;
@@ -127,13 +135,15 @@ static void pause_until_next(void)
 struct answer agent_ask(const char *request)
 {
     struct sockaddr_un there = address();
-    double started = now(), allowed = patience();
+    double started = now(), allowed = patience(), waited = 0;
     int is_told = 0;
     for (;;) {
-        errno = 0;
-        int sock = connected(&there), reason = errno;
+        double left = allowed - waited;
+        int sock = connected(&there, !is_told && left > QUIET_SECONDS ? QUIET_SECONDS : left), reason = errno;
         if (sock >= 0) {
+            errno = 0;
             struct answer answer = talk(sock, request);
+            reason = errno;
             close(sock);
             if (answer.kind == ANSWER_GARBLED)
                 say("the answer of the corepin agent at %s cannot be read: its version is another one; start the"
@@ -141,10 +151,10 @@ struct answer agent_ask(const char *request)
             if (answer.kind != ANSWER_PARTIAL)
                 return answer;
         }
-        double waited = now() - started;
+        waited = now() - started;
         if (waited >= allowed) {
             say("no corepin agent answers at %s (%s): %s", there.sun_path,
-                sock < 0 ? strerror(reason) : "it ends in the middle", REMEDY);
+                reason ? strerror(reason) : "it ends in the middle", REMEDY);
             return (struct answer){ANSWER_PARTIAL, NULL, 0};
         }
         if (waited >= QUIET_SECONDS && !is_told++)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -247,6 +248,19 @@ def test_killed_agent_is_reported(agent: FakeAgent) -> None:
 
     assert done.returncode == 1
     assert "(Connection refused)" in done.stderr
+
+
+def test_agent_that_hangs_is_reported(no_agent: FakeAgent) -> None:
+    """If an agent accepts no connection and its queue is full, the shim gives up after its time too."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(str(no_agent.folder / "cmk.sock"))
+        listener.listen(0)
+        waiting.connect(listener.getsockname())
+        done = no_agent.run(*SHARED, "true", env={"CMK_LOCK_TIMEOUT": "1.5"})
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("cmk: waiting up to 2 s for the corepin agent at ")
+    assert "timed out)" in done.stderr
 
 
 def test_waiting_ends_with_a_signal(no_agent: FakeAgent) -> None:
