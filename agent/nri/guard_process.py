@@ -10,6 +10,7 @@ import signal
 import socket
 import socketserver
 import threading
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from agent.nri.guard import Guard
     from agent.nri.wire import Status
 
-ASKING: Final = 16  # probes that are answered at the same time; others wait
+ASKING: Final = 16  # open connections; a new one above the limit replaces the oldest
 ASKING_SECONDS: Final = 2.0  # time limit for the bytes of a probe
 LOOK_SECONDS: Final = 2.0  # between two calls of `replaced`
 HEAD_LIMIT: Final = 8192  # bytes read of one HTTP request
@@ -106,19 +107,35 @@ class Health(socketserver.ThreadingTCPServer):
         self.obstacle = obstacle
         self.request_seconds = request_seconds
         self._slots = threading.BoundedSemaphore(ASKING)
+        self._open: dict[Any, None] = {}  # connections, oldest first
+        self._open_lock = threading.Lock()
         super().__init__((address, port), _Asked)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a new thread; above the limit wait for another one to end."""
-        self._slots.acquire()
-        super().process_request(request, client_address)
+        """Answer in a new thread; above the limit close the oldest connection, so that silent ones delay no probe."""
+        if not self._slots.acquire(blocking=False):
+            with self._open_lock, suppress(StopIteration, OSError):
+                next(iter(self._open)).shutdown(socket.SHUT_RDWR)
+            self._slots.acquire()
+        with self._open_lock:
+            self._open[request] = None
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._ended(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, then release the slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        with self._open_lock:
+            del self._open[request]
+        self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of slow or invalid clients."""

@@ -181,6 +181,7 @@ OLD = Status(
     is_connected=False, runtime="cri-o 1.33.5", reason="the runtime closed the connection", is_refused=True
 )
 REASON = "the runtime closed the connection: {}: {} the guard needs containerd 2.2 or CRI-O 1.34 or later, whose NRI is 0.10 or later"
+SECONDS = 20.0
 AWAY = Status(is_connected=False, reason="/var/run/nri/nri.sock: No such file or directory")
 
 
@@ -205,7 +206,7 @@ def connected(health: Health) -> socket.socket:
 def asked(url: str) -> tuple[int, str]:
     """Return status and text of an answer."""
     try:
-        with urlopen(url) as response:  # noqa: S310 - of this test
+        with urlopen(url, timeout=SECONDS) as response:  # noqa: S310 - of this test
             return response.status, response.read().decode()
     except HTTPError as error:
         with error:
@@ -237,6 +238,35 @@ def test_silent_connections_time_out() -> None:
         finally:
             for connection in silent:
                 connection.close()
+
+
+def test_silent_connections_delay_no_probe() -> None:
+    """A new connection above the limit replaces the oldest one, so that silent ones fail no liveness probe."""
+    health = Health(("127.0.0.1", 0), str, request_seconds=3600.0)
+    with serving(health) as address:
+        silent = [connected(health) for _ in range(3 * ASKING)]
+        try:
+            assert asked(f"{address}/healthz") == (HTTPStatus.OK, "ok\n")
+            assert silent[0].recv(1) == b""
+        finally:
+            for connection in silent:
+                connection.close()
+
+
+def test_probe_for_which_no_thread_starts_takes_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes are answered again once threads can be started."""
+
+    def failed(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    health = Health(("127.0.0.1", 0), str)
+    with serving(health) as address:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", failed)
+            for _ in range(2 * ASKING):
+                with closing(connected(health)) as connection:
+                    assert connection.recv(1) == b""
+        assert asked(f"{address}/healthz") == (HTTPStatus.OK, "ok\n")
 
 
 def test_garbled_requests_are_answered() -> None:
