@@ -36,7 +36,8 @@ NAME: Final = PluginName(NRI_PLUGIN, NRI_PLUGIN_INDEX)
 KEPT_SECONDS: Final = 60.0
 # After this time passes have listed the containers that were created before the runtime began to ask.
 COVERED_SECONDS: Final = 10.0
-UNNAMED: Final = "unnamed"  # unknown plugin: if two set one cpuset, the creation's error names neither
+# Plugin whose name the agent does not learn: the error of two plugins that set one cpuset goes to the pod's event.
+UNNAMED: Final = "named in the events of failed pods"
 # Annotation of the kubelet; a value other than "api" means a static pod.
 _SOURCE: Final = "kubernetes.io/config.source"
 
@@ -93,7 +94,12 @@ class Plugin:
         self._unseen: dict[str, StartedContainer] = {}  # containers that no pass has observed yet
         self._judged: StartTable | None = None  # the table for which `_unseen` was checked
         self._in_the_way = EMPTY
-        self._answered = ""  # the newest container whose answer the runtime has not confirmed yet
+        self._answered = self._answered_pod = (
+            ""  # the newest container whose answer the runtime has not confirmed yet
+        )
+        self._unmade: frozenset[str] = (
+            frozenset()
+        )  # pods with creations that failed after the answer, in a row
 
     @property
     def names_all(self) -> bool:
@@ -152,6 +158,7 @@ class Plugin:
             start = start._replace(cpus=start.own)  # a pass adds the pools, without moving tasks there
         self._note_unmade()
         self._answered = container.id
+        self._answered_pod = pod.uid
         self.started[container.id] = self._unseen[container.id] = StartedContainer(
             owner, start.cpus, self._clock()
         )
@@ -197,7 +204,7 @@ class Plugin:
 
         The plugin is a validator because a runtime creates no container while a validator does not answer.
         """
-        self._answered = ""
+        self._answered, self._unmade = "", frozenset()
         if self.table is None:  # while this agent sets no CPUs, other plugins may set them
             self.other_plugins = frozenset()
             return ""
@@ -249,7 +256,7 @@ class Plugin:
         table = self.table
         if table is None or self._answered not in table.seen:
             self._forget(self._answered)
-        self._answered = ""
+        self._answered, self._unmade = "", frozenset()
 
     def _forget(self, container_id: str) -> None:
         self.started.pop(container_id, None)
@@ -260,9 +267,15 @@ class Plugin:
             self._judged = None
 
     def _note_unmade(self) -> None:
-        """Record another plugin if the last creation failed after this plugin's answer: nothing else causes that."""
+        """Record another plugin if creations of two pods in a row failed after this plugin's answer.
+
+        A plugin that sets the cpuset too fails all of them. One that refuses a pod, for reasons of its own, fails those
+        of that pod alone, which the kubelet tries again.
+        """
         if self.validates and self._answered:
-            self.other_plugins |= {UNNAMED}
+            self._unmade |= {self._answered_pod}
+            if len(self._unmade) > 1:
+                self.other_plugins |= {UNNAMED}
 
     def _busy(self, table: StartTable) -> CPUSet:
         """Return owned CPUs on which unobserved containers from older tables may run."""

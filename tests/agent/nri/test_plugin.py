@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.nri.plugin import KEPT_SECONDS
+from agent.nri.plugin import KEPT_SECONDS, UNNAMED
 from agent.nri.wire import CPUSET_CPUS, Event, Reject
 from agent.nri.wire import nri_pb2 as pb
 from pinning.contract import GUARDED
@@ -370,28 +370,44 @@ def test_other_plugin_is_not_reported_while_observing() -> None:
     assert node.plugin.other_plugins == set()
 
 
-@pytest.mark.parametrize(("validates", "others"), [(True, {"unnamed"}), (False, set())])
-def test_creation_without_validation_hints_at_another_plugin(
+VALIDATION = pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a"))
+
+
+@pytest.mark.parametrize(("validates", "others"), [(True, {UNNAMED}), (False, set())])
+def test_creations_without_validation_hint_at_another_plugin(
     node: Node, validates: bool, others: set[str]
 ) -> None:
-    """If creations are never validated on a runtime with validators, another plugin's cpuset is reported as the cause."""
+    """If creations of two pods are never validated on a runtime with validators, another plugin is reported."""
     node.plugin.validates = validates
     node.cpus(A)
-    node.plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a")))
+    node.plugin.validate(VALIDATION)
     node.cpus(A)
+    node.cpus(B)
     assert node.plugin.other_plugins == set()
     node.cpus(A)
     assert node.plugin.other_plugins == others
-    node.plugin.validate(pb.ValidateContainerAdjustmentRequest(pod=A, container=container("c0", "a")))
+    node.plugin.validate(VALIDATION)
     assert node.plugin.other_plugins == set()
 
 
-def test_interrupted_creation_hints_at_no_plugin(node: Node) -> None:
-    """A creation that a disconnect interrupted does not count as failed because of another plugin."""
+def test_pod_that_another_plugin_refuses_hints_at_no_plugin(node: Node) -> None:
+    """Another plugin may refuse a pod after this plugin's answer, whose creation is tried again and again."""
     node.plugin.validates = True
+    for _ in range(3):
+        node.cpus(A)
+    node.cpus(B)
+    node.plugin.validate(VALIDATION)
     node.cpus(A)
-    node.plugin.disconnected()
-    node.cpus(A)
+    node.cpus(B)
+    assert node.plugin.other_plugins == set()
+
+
+def test_interrupted_creations_hint_at_no_plugin(node: Node) -> None:
+    """Creations that a disconnect interrupted do not count as failed because of another plugin."""
+    node.plugin.validates = True
+    for which in (A, B, A):
+        node.cpus(which)
+        node.plugin.disconnected()
     assert node.plugin.other_plugins == set()
 
 
