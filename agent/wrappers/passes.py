@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from agent.token_bucket import TokenBucket
 from agent.wrappers.peer import CgroupIndex
 from agent.wrappers.protocol import Denied, Pool
 from agent.wrappers.registry import OwnCore
@@ -31,7 +33,11 @@ if TYPE_CHECKING:
     from pinning.planning.observed import Owner
     from pinning.pods.claims import Claim
 
-AGAIN_SECONDS: Final = 1.0  # seconds between two passes that waiters request
+AGAIN_SECONDS: Final = 1.0  # seconds until a waiter requests another pass
+# Passes that waiters may request at once, and seconds for each further one. A pass serves all waiters, so that a
+# container whose requests all need one delays the others' at most by this.
+PASSES_AT_ONCE: Final = 8
+PASS_SECONDS: Final = 0.1
 Uses = dict[str, tuple["Owner", frozenset["PoolUse"]]]  # owner and used pools, by container id
 
 
@@ -234,8 +240,11 @@ def tasks_of(claim: RegisteredClaim, pool: Callable[[PoolUse], CPUSet]) -> tuple
 class PassWaiter:
     """Requests reconcile passes and wakes waiters after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.request: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._bucket = TokenBucket(PASSES_AT_ONCE, PASS_SECONDS)
+        self._due: asyncio.TimerHandle | None = None  # the next request that the rate limit allows
         self._ended = asyncio.Event()
         self._shared: dict[str, asyncio.Task[bool]] = {}
 
@@ -248,7 +257,7 @@ class PassWaiter:
         """Request passes until one makes a condition true; return False if none does within `seconds`."""
         if is_true():
             return True
-        self.request()
+        self._ask()
         try:
             async with asyncio.timeout(seconds):
                 while not is_true():
@@ -275,4 +284,19 @@ class PassWaiter:
                 async with asyncio.timeout(AGAIN_SECONDS):
                     await ended.wait()
             except TimeoutError:
-                self.request()
+                self._ask()
+
+    def _ask(self) -> None:
+        """Request a pass, as soon as the rate limit allows one."""
+        if self._due:
+            return
+        wait = self._bucket.wait(self._clock())
+        if wait > 0:
+            self._due = asyncio.get_running_loop().call_later(wait, self._ask_now)
+        else:
+            self._ask_now()
+
+    def _ask_now(self) -> None:
+        self._due = None
+        self._bucket.spend(self._clock())
+        self.request()

@@ -112,7 +112,7 @@ class WrapperService:
         self._claims = LiveClaims(self._took, self._ended, edges.was_killed)
         self._reclaimer.lost(self._claims.restore(kept.claims) if kept.has_ends else ())
         self._uses = ContainerUses(kept.uses)
-        self._passes = PassWaiter()
+        self._passes = PassWaiter(edges.monotonic)
         self._view: NodeView | None = None  # None: no pass has ended yet
         self._is_ending = False  # this agent is exiting
         self._listener: Listener | None = None
