@@ -61,19 +61,19 @@ class Listener:
         self._name = name
         self._place = folder / name
         try:
-            self.socket, self._inode = self._made()
+            self.socket, self._file = self._made()
         except BaseException:
             os.close(self._folder)
             raise
 
-    def _made(self) -> tuple[socket.socket, int]:
-        """Create the socket and rename it into place; return the listening socket and its inode number."""
+    def _made(self) -> tuple[socket.socket, os.stat_result]:
+        """Create the socket and rename it into place; return the listening socket and its file's status."""
         beside = f".{self._name}.{secrets.token_hex(8)}"
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             # a path by descriptor may have any length, and cannot leave this directory
             made.bind(f"/proc/self/fd/{self._folder}/{beside}")
-            inode = self._open_to_all(beside)
+            file = self._open_to_all(beside)
             made.listen(BACKLOG)
             os.rename(beside, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
@@ -81,27 +81,26 @@ class Listener:
             with suppress(OSError):
                 os.unlink(beside, dir_fd=self._folder)
             raise
-        return made, inode
+        return made, file
 
-    def _open_to_all(self, name: str) -> int:
-        """Let all users connect to the new socket file; return its inode; raise PermissionError if it was replaced."""
+    def _open_to_all(self, name: str) -> os.stat_result:
+        """Let all users connect to the new socket file; return its status; raise PermissionError if it was replaced."""
         file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         try:
             found = os.fstat(file)
             if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
                 raise PermissionError(f"another program writes to {self._place.parent}")
             os.chmod(f"/proc/self/fd/{file}", MODE)  # noqa: PTH101 the file itself, whatever its name stands for now
-            return found.st_ino
+            return found
         finally:
             os.close(file)
 
     def is_in_place(self) -> bool:
-        """Return whether the path still leads to this socket."""
+        """Return whether the path still leads to this socket, also if its directory was replaced."""
         try:
-            found = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
+            return os.path.samestat(self._place.lstat(), self._file)
         except OSError:
             return False
-        return stat.S_ISSOCK(found.st_mode) and found.st_ino == self._inode
 
     def close(self) -> None:
         """Stop listening; the file stays, so that a shim gets ECONNREFUSED and retries."""

@@ -71,6 +71,22 @@ def test_replaced_socket_is_detected(tmp_path: Path) -> None:
         second.close()
 
 
+def test_replaced_directory_is_detected(tmp_path: Path) -> None:
+    """`is_in_place` is false after the directory was moved away, because containers no longer find the socket in it."""
+    folder = tmp_path / "bin"
+    first = listen(folder, NAME)
+    try:
+        folder.rename(tmp_path / "moved")
+        assert not first.is_in_place()
+        second = listen(folder, NAME)
+        try:
+            assert (first.is_in_place(), second.is_in_place()) == (False, True)
+        finally:
+            second.close()
+    finally:
+        first.close()
+
+
 def test_an_impossible_directory_is_refused(tmp_path: Path) -> None:
     """The error names the directory and the flag `--cmk-install-dir`."""
     (tmp_path / "file").write_text("")
