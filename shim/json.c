@@ -106,10 +106,10 @@ bool json_next(struct json whole, const char **at, struct json *name, struct jso
     return true;
 }
 
-static bool is_named(struct json name, const char *wanted)
+bool json_is(struct json string, const char *text)
 {
-    size_t length = strlen(wanted);
-    return (size_t)(name.end - name.start) == length + 2 && memcmp(name.start + 1, wanted, length) == 0;
+    size_t length = strlen(text);
+    return (size_t)(string.end - string.start) == length + 2 && memcmp(string.start + 1, text, length) == 0;
 }
 
 struct json json_member(struct json object, const char *name)
@@ -118,7 +118,7 @@ struct json json_member(struct json object, const char *name)
     struct json found, value;
     if (object.start && *object.start == '{')
         while (json_next(object, &at, &found, &value))
-            if (is_named(found, name))
+            if (json_is(found, name))
                 return value;
     return (struct json){NULL, NULL};
 }

@@ -13,6 +13,9 @@ struct json {
 /* The value of a whole text; none where the text is not JSON, or nested deeper than 16 levels. */
 struct json json_text(const char *text, size_t length);
 
+/* Whether a string, e.g. a member's name, is this text, which needs no escapes. */
+bool json_is(struct json string, const char *text);
+
 /* The value of a member of an object; none where there is no such member, or no object. */
 struct json json_member(struct json object, const char *name);
 

@@ -100,12 +100,6 @@ static bool add_vcpus(const struct guest *guest, struct json places, struct json
     return true;
 }
 
-static bool is_one(struct json name, const char *container)
-{
-    size_t length = strlen(container);
-    return (size_t)(name.end - name.start) == length + 2 && memcmp(name.start + 1, container, length) == 0;
-}
-
 static const char *read_containers(const struct guest *guest, struct json status, const char *container,
                                    struct vcpus *vcpus)
 {
@@ -114,7 +108,7 @@ static const char *read_containers(const struct guest *guest, struct json status
     int with_vcpus = 0;
     while (json_next(json_member(status, "containers"), &at, &name, &value)) {
         struct json ranks = json_member(value, "vcpus");
-        bool is_asked = container ? is_one(name, container) : ranks.start != NULL;
+        bool is_asked = container ? json_is(name, container) : ranks.start != NULL;
         if (!add_vcpus(guest, places, ranks, &vcpus->owned))
             return "this guest does not show the vCPUs that the status of the pod names";
         if (is_asked)
