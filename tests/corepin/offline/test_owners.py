@@ -126,26 +126,24 @@ INSTANCETYPE = "instancetype: {name: large}"
 BARE = "template: {spec: {domain: {}}}"
 
 
-def test_instance_of_a_machine_with_an_instancetype_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_instance_of_a_machine_with_an_instancetype_counts(plan: Planning) -> None:
     """A machine whose CPUs an instancetype states is planned as its instance, if that is among the documents."""
     documents = (
         virtual("VirtualMachine", INSTANCETYPE, spec=BARE),
         virtual("VirtualMachineInstance", spec=INSTANCE, metadata=BY_MACHINE),
         pod("name: l", more=owned_by("VirtualMachineInstance", "desk", "kubevirt.io/v1")),
     )
-    events, notes = planned(capsys, tmp_path, *documents)
+    events, notes = plan.events(*documents)
 
     assert [event["pod"] for event in events] == ["virt-launcher-desk"]
     assert "VirtualMachine desk: brings no pod: its VirtualMachineInstance is planned instead\n" in notes
     assert notes.endswith("counted with their owners: Pod l\n")
 
 
-def test_stopped_machine_needs_no_instance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_machine_needs_no_instance(plan: Planning) -> None:
     """A stopped machine has no pod, so that its instancetype does not matter."""
     documents = (virtual("VirtualMachine", f"{INSTANCETYPE}, runStrategy: Halted", spec=BARE), pod("name: a"))
-    events, notes = planned(capsys, tmp_path, *documents)
+    events, notes = plan.events(*documents)
 
     assert [event["pod"] for event in events] == ["a"]
     assert notes.endswith("VirtualMachine desk: brings no pod: spec.runStrategy is Halted\n")
