@@ -32,6 +32,11 @@ def read_state(path: str) -> bytes:
             content = b"".join(iter(lambda: connection.recv(2**16), b""))
     except PermissionError as error:
         raise CommandFailed(f"{path}: {error.strerror}: run as root, other users have no access") from error
+    except TimeoutError as error:  # it listens, so another agent could not start here
+        raise CommandFailed(
+            f"{path}: the agent did not answer within {TIMEOUT_SECONDS:g} s:"
+            " its log says what it does; if it hangs, delete its pod"
+        ) from error
     except OSError as error:
         raise CommandFailed(f"{path}: {error.strerror or error}: {remedy}") from error
     if not content.strip():

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -359,6 +360,21 @@ def test_odd_answers_are_one_line(
         assert main(["map", "--socket", path]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_hung_agent_is_not_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that listens and does not answer hangs: the remedy is not to start another one."""
+    monkeypatch.setattr("corepin.node.agent_socket.TIMEOUT_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(str(tmp_path / "s"))
+        hung.listen()
+        assert main(["map", "--socket", str(tmp_path / "s")]) == 2
+
+    error = capsys.readouterr().err
+    assert "the agent did not answer within 0.05 s" in error
+    assert "start `corepin agent`" not in error
 
 
 def test_without_agent_the_remedy_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
