@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _SO_PEERPIDFD: Final = 77  # include/uapi/asm-generic/socket.h; Python has no name for it
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CGROUPS_LIMIT: Final = 2**17  # bytes: more than twice a path of the longest kind in each hierarchy
-_UNKNOWN_OPTION: Final = frozenset({errno.ENOPROTOOPT, errno.EINVAL})
 # Errors for lack of file descriptors or memory, after which the process may still run.
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 UP: Final = ".."
@@ -93,7 +92,8 @@ def _pidfd(connection: socket.socket, pid: int) -> int:
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
-        if error.errno not in _UNKNOWN_OPTION:
+        # Linux 6.5 to 6.14 answer EINVAL for a process that has ended, whose pid may be that of another by now.
+        if error.errno != errno.ENOPROTOOPT:
             raise Gone(f"process {pid} ended") from error
     return _by_number(pid)
 

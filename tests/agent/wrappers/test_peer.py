@@ -39,11 +39,19 @@ sys.stdin.read()
 class SocketBeforeLinux65(socket.socket):
     """A socket that has no pidfd of its peer."""
 
+    error = errno.ENOPROTOOPT
+
     def getsockopt(self, level: int, option: int, *length: int) -> Any:
         """Return an option; raise OSError for SO_PEERPIDFD."""
         if (level, option) == (socket.SOL_SOCKET, SO_PEERPIDFD):
-            raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+            raise OSError(self.error, os.strerror(self.error))
         return super().getsockopt(level, option, *length)
+
+
+class SocketOfEnded(SocketBeforeLinux65):
+    """A socket of a process that has ended, on Linux 6.5 to 6.14."""
+
+    error = errno.EINVAL
 
 
 def accepted(listening: socket.socket, kind: type[socket.socket]) -> socket.socket:
@@ -96,6 +104,14 @@ def test_a_process_that_ended_is_nobody(listening: socket.socket, kind: type[soc
         with pytest.raises(Gone):
             connected(connection)
         assert os.listdir("/proc/self/fd") == before  # noqa: PTH208 names alone
+
+
+def test_ended_process_is_not_mistaken_for_the_one_with_its_pid(listening: socket.socket) -> None:
+    """If the kernel says that the process has ended, the process that has its pid now is not taken."""
+    with client(listening, "stay") as process, accepted(listening, SocketOfEnded) as connection:
+        assert process.poll() is None
+        with pytest.raises(Gone):
+            connected(connection)
 
 
 def test_process_is_identified_by_pid_and_start_time() -> None:
