@@ -46,7 +46,7 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
     for row in devices[:_LISTED]:
         yield finding(
             subject,
-            f"interrupt {row.name} ({row.text}) came {row.count} times",
+            f"interrupt {row.label} came {row.count} times",
             _interrupt_remedy(row, others),
         )
     if len(devices) > _LISTED:
@@ -60,7 +60,7 @@ def _interrupts(noise: Noise, others: CPUSet) -> Iterator[Check]:
             subject, f"CPUs {noise.offline} were offline for a part of the time: not counted", "look again"
         )
     if noise.freed:
-        named = ", ".join(f"{row.name} ({row.text})" for row in noise.freed[:_LISTED])
+        named = ", ".join(row.label for row in noise.freed[:_LISTED])
         more = f" and {len(noise.freed) - _LISTED} more" if len(noise.freed) > _LISTED else ""
         yield unknown(
             subject,
@@ -140,10 +140,10 @@ def _unmovable(noise: Noise, fixed: Counter[str], exclusive: CPUSet) -> Iterator
     boot = f"only the kernel's command line changes that: nohz_full={exclusive} rcu_nocbs={exclusive}, and a restart"
     rows = () if isinstance(noise.interrupts, str) else noise.interrupts
     if queues := [row for row in rows if row.name in noise.managed]:
-        listed = ", ".join(f"{row.name} ({row.text}) {row.count}" for row in queues[:_LISTED])
+        listed = ", ".join(f"{row.label} {row.count}" for row in queues[:_LISTED])
         yield ok(subject, f"interrupts of queues that the kernel manages: {listed}", _QUEUES)
     if counted := [row for row in rows if not row.is_device]:
-        listed = ", ".join(f"{row.name} {row.count}" for row in counted[:_LISTED])
+        listed = ", ".join(f"{row.label} {row.count}" for row in counted[:_LISTED])
         yield ok(subject, f"interrupts of the kernel: {listed}", boot)
     if isinstance(noise.softirqs, str):
         yield unknown(subject, f"softirqs are not counted ({noise.softirqs})", "mount the host's /proc")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.quiet.cpu_counts import places
+from agent.quiet.cpu_counts import is_private, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,8 +27,13 @@ class Row:
 
     @property
     def is_device(self) -> bool:
-        """Return whether a device raises this interrupt; the kernel's own have names instead of numbers."""
-        return self.name.isdigit()
+        """Return whether a device raises this interrupt; the kernel's own have names, or each CPU has them for itself."""
+        return self.name.isdigit() and not is_private(self.text.encode())
+
+    @property
+    def label(self) -> str:
+        """Name for messages; a number is followed by what it stands for."""
+        return f"{self.name} ({self.text})" if self.name.isdigit() else self.name
 
     @property
     def key(self) -> tuple[str, str]:

@@ -68,6 +68,13 @@ class Interrupts(Protocol):
         """Return whether the kernel alone chooses an interrupt's CPUs, as far as its file's mode shows."""
         ...
 
+    def has_place(self, number: str) -> bool:
+        """Return whether the kernel shows the CPU on which an interrupt fires; True if it does not show that at all.
+
+        Otherwise each CPU has the interrupt for itself, or it comes by another interrupt, as those of GPIO pins do.
+        """
+        ...
+
     def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
         """Set an interrupt's affinity; raise Managed if the kernel alone chooses it, Refused for another reason.
 

@@ -121,6 +121,13 @@ class KernelInterrupts:
         except OSError:
             return False
 
+    def has_place(self, number: str) -> bool:
+        """Return whether an interrupt has an effective affinity, which is empty for the `arm-pmu` of arm64, for example."""
+        try:
+            return bool(read_setting(f"{self._irq}/{number}/effective_affinity_list"))
+        except (Gone, Refused):
+            return True
+
     def move(self, number: str, cpus: CPUSet, identity: int | None = None) -> None:
         """Set the affinity of an interrupt, unless its number is known to be reused."""
         file = self._file(number)

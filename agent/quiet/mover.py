@@ -71,15 +71,14 @@ class _Round:
     foreign: dict[str, CPUSet] = field(default_factory=dict)
     done: dict[str, Taken | None] = field(default_factory=dict)  # records as they are after the writes
 
-    def report_fixed(self, number: str, taken: Taken | None) -> None:
-        """Report an interrupt that the kernel alone places, if it may fire on quiet CPUs.
+    def may_disturb(self, number: str, taken: Taken | None) -> bool:
+        """Return whether an interrupt that the kernel alone places may fire on quiet CPUs.
 
         An interrupt without an action never fires, such as the timer 0 and the cascade 2 of most machines.
         """
         if taken is None or not taken.name:
-            return
-        if not self.seen[number].isdisjoint(self.quiet.cpus - self.stays.get(number, NO_STAY).may):
-            self.managed.append(number)
+            return False
+        return not self.seen[number].isdisjoint(self.quiet.cpus - self.stays.get(number, NO_STAY).may)
 
 
 class _Crowded(NamedTuple):
@@ -217,7 +216,7 @@ class InterruptMover:
             decision = decision._replace(write=affinity)
         now.seen[number] = affinity
         if decision.write is not None and self._is_managed(number):
-            now.report_fixed(number, decision.taken)
+            self._report_fixed(now, number, decision.taken)
             now.born.pop(number, None)
             decision = Decision(None)
         if decision != Decision(record):
@@ -296,6 +295,11 @@ class InterruptMover:
             return True
         return number in self._fixed and self._fixed[number] == self._interrupts.name(number)
 
+    def _report_fixed(self, now: _Round, number: str, taken: Taken | None) -> None:
+        """Report an interrupt that the kernel alone places, if a device may raise it on quiet CPUs."""
+        if now.may_disturb(number, taken) and self._interrupts.has_place(number):
+            now.managed.append(number)
+
     def _saw(self, foreign: Mapping[str, CPUSet]) -> None:
         """Count the interrupts that were moved back, and log them once for the round."""
         if not foreign:
@@ -332,7 +336,7 @@ class InterruptMover:
             now.done[number] = None
         except Refused as error:
             if isinstance(error, Managed) and number not in now.ours | {DEFAULT}:
-                now.report_fixed(number, decision.taken)
+                self._report_fixed(now, number, decision.taken)
                 self._fixed[number] = decision.taken.name if decision.taken else ""
                 now.done[number] = None
                 return

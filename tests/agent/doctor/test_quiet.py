@@ -244,12 +244,13 @@ def test_periodic_work_is_told_and_no_finding(periodic: Periodic, messages: list
 
 def test_immovable_sources_are_counted() -> None:
     """Timer ticks, softirqs and threads of one CPU are shown with the boot parameter against them."""
-    noise = Noise((Row("LOC", "Local timer interrupts", 2084),), (Row("RCU", "", 295),))
+    timers = Row("LOC", "Local timer interrupts", 2084), Row("11", "GICv3 27 Level arch_timer", 12)
+    noise = Noise(timers, (Row("RCU", "", 295),))
     said = [it for it in checks(noise, fixed={"ksoftirqd/2": 1}) if it.subject == "not movable"]
 
     assert [it.verdict for it in said] == [Verdict.OK] * 3
     assert [
-        "LOC 2084" in said[0].message,
+        "LOC 2084, 11 (GICv3 27 Level arch_timer) 12" in said[0].message,
         "RCU 295" in said[1].message,
         "ksoftirqd/2" in said[2].message,
     ] == [True] * 3

@@ -69,6 +69,7 @@ class FakeInterrupts:
     # Interrupts whose affinity cannot be written, as managed ones up to Linux 6.1.
     managed: set[str] = field(default_factory=set)
     read_only: set[str] = field(default_factory=set)  # interrupts whose files also lack write permission
+    unplaced: set[str] = field(default_factory=set)  # interrupts that fire on no CPU in particular
     refused: dict[str, str] = field(default_factory=dict)
     room: int | None = None  # interrupts that a single CPU has vectors for
     crowded: list[str] = field(default_factory=list)  # writes for which there was no room
@@ -123,6 +124,10 @@ class FakeInterrupts:
     def is_managed(self, number: str) -> bool:
         """Return whether its file is read-only."""
         return number in self.read_only
+
+    def has_place(self, number: str) -> bool:
+        """Return whether it fires on certain CPUs."""
+        return number not in self.unplaced
 
     def move(self, number: str, wanted: CPUSet, identity: int | None = None) -> None:
         """Set its affinity."""

@@ -45,6 +45,20 @@ def test_interrupts_are_read(kernel: KernelInterrupts) -> None:
     assert not kernel.is_managed("25")
 
 
+@pytest.mark.parametrize(
+    ("effective", "has_place"),
+    [("\n", False), ("0\n", True), (None, True)],
+    ids=["none", "one", "not known"],
+)
+def test_interrupt_without_effective_affinity_has_no_place(
+    kernel: KernelInterrupts, tmp_path: Path, effective: str | None, has_place: bool
+) -> None:
+    """The kernel shows no CPU for an interrupt that each CPU has for itself (arm64, Linux 6.1 and 6.12)."""
+    if effective is not None:
+        (tmp_path / "irq/25/effective_affinity_list").write_text(effective)
+    assert kernel.has_place("25") is has_place
+
+
 def test_affinity_is_written_in_the_kernels_format(kernel: KernelInterrupts, tmp_path: Path) -> None:
     """An interrupt has a list, and the default a mask in groups of eight digits."""
     kernel.move("25", cpus("0-3,6"))

@@ -238,6 +238,17 @@ def test_devices_are_distinct_from_the_kernel() -> None:
     assert [row.name for row in rows(INTERRUPTS, CPUSet([1])) if row.is_device] == ["0", "25"]
 
 
+def test_the_timer_of_arm64_is_no_device() -> None:
+    """An interrupt that each CPU has for itself is the kernel's own, although it has a number; messages name it."""
+    text = "CPU0\n 11:  743  GICv3  27 Level     arch_timer\n 13:  5  GICv3  33 Level     uart-pl011\nIPI0: 1 x\n"
+    found = {row.label: row.is_device for row in rows(text, CPUSet([0]))}
+    assert found == {
+        "11 (GICv3 27 Level arch_timer)": False,
+        "13 (GICv3 33 Level uart-pl011)": True,
+        "IPI0": False,
+    }
+
+
 @pytest.mark.parametrize("line", ["25: 1", "25: 1 x 3 text", "25 1 2 3 text", "", ":", "25: -1 2 3 t"])
 def test_garbled_row_is_left_out(line: str) -> None:
     """A garbled row is left out, and other rows are read."""

@@ -264,6 +264,23 @@ def test_growth_is_unknown_where_an_interrupt_that_was_freed_has_fired(after: st
     assert growth(before, table(f"CPU0 CPU1 CPU2\n{after}"), ALL) == {0: reason, 1: 0, 2: 2}
 
 
+@pytest.mark.parametrize(
+    ("text", "grown"),
+    [
+        pytest.param("GICv3  27 Level     arch_timer", 0, id="the timer of arm64"),
+        pytest.param("GIC-0  30 Level     arch_timer", 0, id="under an older kernel"),
+        pytest.param("GICv3 1056 Level     arm-pmu", 0, id="of the extended range"),
+        pytest.param("xen-percpu    -virq      timer0", 0, id="under Xen"),
+        pytest.param("GICv3  33 Level     uart-pl011", 250, id="a shared line"),
+        pytest.param("ITS-MSI 16384 Edge      nvme0q0", 250, id="a message"),
+    ],
+)
+def test_interrupts_that_each_cpu_has_for_itself_are_no_devices(text: str, grown: int) -> None:
+    """On arm64 the tick has a number, as interrupts of devices have; rows as of Linux 6.12 on arm64."""
+    before, after = (table(f"CPU0 CPU1\n 11: {count} 7     {text}\n") for count in (5, 255))
+    assert growth(before, after, CPUSet([0, 1])) == {0: grown, 1: 0}
+
+
 def test_growth_stays_unknown_whatever_other_interrupts_do() -> None:
     """A row that grew after a freed one does not make the growth of its CPU a number."""
     before = table("CPU0\n25: 5 eth0\n26: 2 nvme0q1\n27: 1 nvme0q2\n")

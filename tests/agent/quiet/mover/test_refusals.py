@@ -44,6 +44,14 @@ def test_managed_interrupt_that_has_no_action_is_not_reported(node: Node, fixed:
     assert node.shown()["26"] == "4"
 
 
+@pytest.mark.parametrize("fixed", ["managed", "read_only"])
+def test_interrupt_without_a_place_is_not_reported(node: Node, fixed: str) -> None:
+    """The remedy for managed interrupts would not help: the `arm-pmu` of arm64, and interrupts of GPIO pins."""
+    getattr(node.kernel, fixed).add("26")
+    node.kernel.unplaced.add("26")
+    assert node.round("4-5").managed == ()
+
+
 def test_number_of_a_managed_interrupt_is_moved_for_another_driver(node: Node) -> None:
     """An interrupt with the number of an earlier managed one is moved, because the refusal concerned that one only."""
     node.kernel.managed.add("26")
