@@ -135,7 +135,7 @@ class IdleStatePart:
         if self._most is None and not self.has_taken:
             return None
         self._writes = self._writes.at(self._monotonic())
-        failed = self._change(quiet.cpus if self._most is not None else EMPTY)
+        failed = self._change(quiet.cpus if self._most is not None else EMPTY, quiet.online)
         if self._most is None and not failed:
             return None
         numbers = map(str, sorted(map(int, self._writes.conflicts)))
@@ -147,7 +147,7 @@ class IdleStatePart:
         """Restore the original bound of every CPU; return whether nothing is left to restore."""
         self._writes = ForeignWrites()
         self._read()
-        for reason in few(self._change(EMPTY)) if self._taken else ():
+        for reason in few(self._change(EMPTY, EMPTY)) if self._taken else ():
             logger.warning("idle states not restored", extra={"facts": {"reason": reason}})
         return not self._taken
 
@@ -159,8 +159,11 @@ class IdleStatePart:
         self._taken = dict(_parse(key, text) for key, text in self._saved.originals.items())
         self._is_read = True
 
-    def _change(self, quiet: CPUSet) -> list[str]:
-        """Set and restore bounds once; return a reason for each bound that could not be changed."""
+    def _change(self, quiet: CPUSet, online: CPUSet) -> list[str]:
+        """Set and restore bounds once; return a reason for each bound that could not be changed.
+
+        A CPU without a bound may still enter deep idle states, so that this is a reason too, unless the CPU is offline.
+        """
         self._read()
         self._states.check()
         failed: list[str] = []
@@ -169,8 +172,10 @@ class IdleStatePart:
         for cpu in quiet | CPUSet(self._taken):
             try:
                 self._decide(cpu, quiet, records, writes)
-            except Gone:
+            except Gone as error:
                 records.pop(cpu, None)
+                if cpu in quiet & online:
+                    failed.append(f"CPU {cpu} has no bound: {error}")
             except Refused as error:
                 failed.append(str(error))
         self._save(records)
