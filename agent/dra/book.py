@@ -170,6 +170,11 @@ class ClaimBook:
         if claim.uid != uid:
             why = f"{what} was recreated with another uid than the pod names: delete the pod"
             return RefusedPrepare(Cause.GONE, why)
+        if (
+            claim.elsewhere
+        ):  # a pod that names its node itself: neither scheduler nor kubelet compares the nodes
+            why = f"{what} has CPUs of node {claim.elsewhere} alone: delete the pod, and let the scheduler choose its node"
+            return RefusedPrepare(Cause.INVALID, why)
         return claim
 
     async def _granted(self, claim: DeviceClaim) -> ClaimGrant | RefusedPrepare:

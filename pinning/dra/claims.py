@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_RESULTS: Final = 32  # results of one claim, by the API's own limit
+LONGEST_NODE: Final = 253  # characters of a node's name, by the API's own limit
 MOST_PODS: Final = 256  # pods in `reservedFor`, by the API's own limit
 # Prefix of the annotations of claims that the scheduler makes for the extended resource of a DeviceClass; the pod does
 # not name these claims.
@@ -71,6 +72,7 @@ class DeviceClaim:
     parts: tuple[ClaimPart, ...] = ()
     # Number of CPUs that its requests name, before the scheduler rounds it up; None: not known.
     asked: int | None = None
+    elsewhere: str = ""  # another node, if the claim has devices of this driver there and none here
 
     @property
     def full_name(self) -> str:
@@ -172,6 +174,7 @@ def _read(document: Mapping[str, Any], node: str) -> DeviceClaim:
         pods=frozenset(str(it["uid"]) for it in pods if it.get("resource") == "pods" and it.get("uid")),
         parts=parts,
         asked=_asked(document.get("spec"), results, node) if parts else None,
+        elsewhere="" if parts else _other_node(results),
     )
 
 
@@ -206,6 +209,12 @@ def _amount(name: str, request: object) -> Iterator[tuple[str, int]]:
 
 def _is_ours(result: Mapping[str, Any], node: str) -> bool:
     return bool(result.get("driver") == DRA_DRIVER and result.get("pool") == node)
+
+
+def _other_node(results: list[Mapping[str, Any]]) -> str:
+    """Return the node of the first result of this driver, whose pools are named after nodes; empty without such a result."""
+    pools = (str(it.get("pool") or "") for it in results if it.get("driver") == DRA_DRIVER)
+    return truncate(next(pools, ""), LONGEST_NODE)
 
 
 def _parts(results: list[Mapping[str, Any]], node: str) -> Iterator[ClaimPart]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -176,26 +175,31 @@ async def test_prepare_of_another_share_names_it(tmp_path: Path) -> None:
         assert device.share_id == "s-2"
 
 
-def deallocated(node: Node) -> None:
-    """Remove the allocation."""
-    node.add("x")
-
-
-def elsewhere(node: Node) -> None:
-    """Allocate CPUs of another node."""
-    node.api.claims["x"] = document(result("1", pool="node-2"), uid=UID)
-
-
-@pytest.mark.parametrize("change", [deallocated, elsewhere])
-async def test_claim_without_cpus_of_this_node_is_prepared_without_devices(
-    tmp_path: Path, change: Callable[[Node], None]
-) -> None:
-    """A claim that is reallocated without CPUs of this node is prepared without devices, not with its earlier CPUs."""
+async def test_claim_without_cpus_is_prepared_without_devices(tmp_path: Path) -> None:
+    """A claim that is reallocated without CPUs is prepared without devices, not with its earlier CPUs."""
     async with driver_at(tmp_path, leftover_seconds=60.0) as node:
         await node.add_prepared("x", 1)
-        change(node)
+        node.add("x")
         answer = (await node.prepare("x"))["x"]
         assert (len(answer.devices), answer.error) == (0, "")
+
+
+@pytest.mark.parametrize("was_here", [True, False])
+async def test_claim_with_cpus_of_another_node_is_refused(tmp_path: Path, *, was_here: bool) -> None:
+    """A pod with `spec.nodeName` may share a claim of another node, and must not start here without CPUs.
+
+    The controller of claims reserves such a claim for it, and the kubelet does not compare the nodes.
+    """
+    async with driver_at(tmp_path, leftover_seconds=60.0) as node:
+        if was_here:
+            await node.add_prepared("x", 1)
+        node.api.claims["x"] = document(result("1", pool="node-2"), uid=UID)
+        answer = (await node.prepare("x"))["x"]
+        assert len(answer.devices) == 0
+        assert answer.error == (
+            "claim test/x has CPUs of node node-2 alone: delete the pod, and let the scheduler choose its node"
+        )
+        assert await node.unprepare("x") == ""
 
 
 @pytest.mark.parametrize(

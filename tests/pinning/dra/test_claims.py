@@ -50,6 +50,26 @@ def test_claim_without_results_of_ours_has_no_parts(given: dict[str, Any]) -> No
     assert found.parts == ()
 
 
+@pytest.mark.parametrize(
+    ("results", "node"),
+    [
+        (
+            (result(driver="mem.example", pool="node-3"), result(pool="node-2"), result(pool="node-4")),
+            "node-2",
+        ),
+        ((result(driver="mem.example", pool="node-3"),), ""),
+        ((result(pool=None),), ""),
+        ((result(pool="n" * 300),), "n" * 250 + "..."),
+    ],
+    ids=["of ours", "of another driver", "no pool", "long"],
+)
+def test_claim_of_another_node_names_it(results: tuple[dict[str, Any], ...], node: str) -> None:
+    """A claim with CPUs of another node alone has no parts, and the name of that node."""
+    found = read_claim(document(*results), NODE)
+    assert isinstance(found, DeviceClaim)
+    assert (found.elsewhere, found.parts) == (node, ())
+
+
 def test_allocation_of_as_many_results_as_the_api_allows_is_read() -> None:
     """Each of them is a part; one more is refused, because no API server has it."""
     results = [result(request=f"r{number}") for number in range(33)]
