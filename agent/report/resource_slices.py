@@ -49,6 +49,7 @@ class _Meta(msgspec.Struct, rename="camel"):
 
 
 class _Pool(msgspec.Struct):
+    name: str = ""
     generation: int = 0
 
 
@@ -195,7 +196,17 @@ class SliceReport:
 
     def _is_right(self, there: Slice, devices: list[dict[str, Any]], owner: dict[str, Any]) -> bool:
         expected = (devices, self._stored) if devices == self._sent else (devices,)
-        return there.metadata.owner_references == [owner] and there.spec.devices in expected
+        is_newest = there.spec.pool.generation > self._other_generation()
+        return is_newest and there.metadata.owner_references == [owner] and there.spec.devices in expected
+
+    def _other_generation(self) -> int:
+        """Return the highest generation of slices of other names in the pool, e.g. restored from a backup; 0: none.
+
+        The scheduler uses the slices of a pool's highest generation alone, and none if their number is wrong.
+        """
+        specs = (it.spec for it in self._slices.items.values() if it.metadata.name != self._name)
+        pools = (spec.pool for spec in specs if spec.driver == DRA_DRIVER)
+        return max((pool.generation for pool in pools if pool.name == self._node), default=0)
 
     def _there(self) -> Slice | None:
         return next((it for it in self._slices.items.values() if it.metadata.name == self._name), None)
@@ -223,7 +234,8 @@ class SliceReport:
         self, there: Slice | None, devices: list[dict[str, Any]], owner: dict[str, Any]
     ) -> None:
         """Create or replace the slice; remove it again if the API server dropped fields."""
-        newest = max(self._generation, there.spec.pool.generation if there else 0)
+        before = there.spec.pool.generation if there else 0
+        newest = max(self._generation, before, self._other_generation())
         self._generation = newest + 1
         pool = {"name": self._node, "generation": self._generation, "resourceSliceCount": 1}
         document: dict[str, Any] = {

@@ -148,6 +148,33 @@ async def test_field_that_the_api_server_sets_does_not_make_the_slice_different(
     assert api.stored["spec"]["pool"]["generation"] == 2
 
 
+@pytest.mark.parametrize(
+    ("pool", "driver", "generation"),
+    [
+        pytest.param("node-1", "cpu.corepin.io", 8, id="in its pool"),
+        pytest.param("node-1", "x.example", 1, id="of another driver"),
+        pytest.param("other", "cpu.corepin.io", 1, id="in another pool"),
+    ],
+)
+async def test_slice_is_the_newest_of_its_pool(
+    monkeypatch: pytest.MonkeyPatch, pool: str, driver: str, generation: int
+) -> None:
+    """The scheduler ignores slices of lower generations, and a pool with too many slices of the highest one."""
+    api = Filling()
+    report = reporting(api, monkeypatch)
+    spec = {"driver": driver, "pool": {"name": pool, "generation": 7}, "devices": []}
+    other = msgspec.convert({"metadata": {"name": "restored"}, "spec": spec}, Slice)
+
+    wrote = []
+    for others in ({}, {"o": other}, {"o": other}):
+        own = {"s": msgspec.convert(api.stored, Slice)} if api.stored else {}
+        report._slices.items = own | others
+        wrote.append(await report._write())
+
+    assert wrote == [True, generation > 1, False]
+    assert api.stored["spec"]["pool"]["generation"] == generation
+
+
 async def test_slice_belongs_to_the_node_that_was_registered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the Node was recreated the slice has the new Node as owner, so that it is not garbage collected."""
     api = Filling()
