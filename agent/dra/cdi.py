@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pinning.contract import CDI_KIND, CDI_PREFIX, DRA_CPUSET_PREFIX
 from pinning.dra.claims import device_name, is_uid
@@ -46,6 +46,12 @@ class CDIFiles:
     def _is_right(self, grant: ClaimGrant) -> bool:
         with suppress(OSError):
             return self._read(self._path(grant.claim.uid)) == _content(grant)
+        return False
+
+    def serves(self, grant: ClaimGrant) -> bool:
+        """Return whether the file of a claim gives containers its CPUs; its record of pods may be older."""
+        with suppress(OSError, PinningError, KeyError, TypeError):
+            return bool(parse_json(self._read(self._path(grant.claim.uid)))["devices"] == _devices(grant))
         return False
 
     def write(self, grant: ClaimGrant) -> bool:
@@ -127,20 +133,23 @@ def _write_new(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _content(grant: ClaimGrant) -> bytes:
+def _devices(grant: ClaimGrant) -> list[dict[str, Any]]:
     uid = grant.claim.uid
     requests = sorted({part.request for part in grant.claim.parts})
-    devices = [
+    return [
         {
             "name": device_name(uid, request),
             "containerEdits": {"env": [f"{DRA_CPUSET_PREFIX}{uid}={grant.of(request)}"]},
         }
         for request in requests
     ]
+
+
+def _content(grant: ClaimGrant) -> bytes:
     document = {
         "cdiVersion": "0.6.0",
         "kind": CDI_KIND,
         "annotations": {_ANNOTATION: json.dumps(grant_to_dict(grant))},
-        "devices": devices,
+        "devices": _devices(grant),
     }
     return json.dumps(document).encode() + b"\n"

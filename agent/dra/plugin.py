@@ -191,7 +191,8 @@ class KubeletPlugin:
                 await self._on_file(uid, partial(self._files.remove, uid))
 
     def _write_again(self, grant: ClaimGrant) -> None:
-        if self._files.write(grant):
+        has_served = self._files.serves(grant)  # only the pods of the claim have changed
+        if self._files.write(grant) and not has_served:
             facts = {"claim": grant.claim.full_name, "reason": "it was missing, or had been changed"}
             logger.warning("CDI file written again", extra={"facts": facts})
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,22 @@ async def test_file_of_a_prepared_claim_is_written_again(
         assert node.files() == {}
     assert node.files() == {}
     assert "CDI file written again" in [it.message for it in caplog.records]
+
+
+async def test_file_follows_the_pods_of_its_claim_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file records the pods of a claim. If a further pod shares the claim, no other program has changed the file."""
+    async with driver_at(tmp_path, files_seconds=0.001, leftover_seconds=60.0) as node:
+        await node.add_prepared("x", 1)
+        content = (node.cdi / NAME).read_text()
+        grant = node.ledger.claims[uid_of("x")]
+        shared = replace(grant.claim, pods=frozenset("ab"))
+        node.ledger = node.ledger.grant(replace(grant, claim=shared))
+        node.run_pass()
+        while (node.cdi / NAME).read_text() == content:
+            await asyncio.sleep(0.001)
+    assert "CDI file written again" not in [it.message for it in caplog.records]
 
 
 async def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
