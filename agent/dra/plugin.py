@@ -182,13 +182,23 @@ class KubeletPlugin:
         The kubelet prepares a claim once, so without its file no container of the claim could be restarted. The file of
         a claim that was unprepared while in use is deleted here, after its release. Raise OSError.
         """
-        prepared = tuple(grants)
+        prepared, problem = tuple(grants), None
         for grant in await asyncio.to_thread(self._files.wrong, prepared):
             if self._book.served(grant.claim.uid) == grant:
-                await self._on_file(grant.claim.uid, partial(self._write_again, grant))
+                problem = await self._tried(grant.claim.uid, partial(self._write_again, grant)) or problem
         for uid in await asyncio.to_thread(self._files.besides, prepared):
             if self._book.served(uid) is None:
-                await self._on_file(uid, partial(self._files.remove, uid))
+                problem = await self._tried(uid, partial(self._files.remove, uid)) or problem
+        if problem:
+            raise problem
+
+    async def _tried(self, uid: str, work: Callable[[], object]) -> OSError | None:
+        """Write or delete the file of a claim; return the error, which must not keep the files of others from their turn."""
+        try:
+            await self._on_file(uid, work)
+        except OSError as error:
+            return error
+        return None
 
     def _write_again(self, grant: ClaimGrant) -> None:
         has_served = self._files.serves(grant)  # only the pods of the claim have changed

@@ -157,6 +157,23 @@ async def test_file_follows_the_pods_of_its_claim_without_a_warning(
     assert "CDI file written again" not in [it.message for it in caplog.records]
 
 
+async def test_file_that_cannot_be_replaced_keeps_no_other_from_being_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder under the name of a claim's file is reported, and the files of other claims are written and deleted."""
+    other, left = (NAME.replace(uid_of("x"), uid_of(name)) for name in ("y", "z"))
+    async with driver_at(tmp_path, files_seconds=0.001, leftover_seconds=60.0) as node:
+        (node.cdi / NAME).mkdir(parents=True)
+        for name in ("x", "y"):
+            await node.add_prepared(name, 1)
+        (node.cdi / left).touch()
+        (node.cdi / other).unlink()
+        while not (node.cdi / other).exists() or (node.cdi / left).exists():
+            await asyncio.sleep(0.001)
+        (node.cdi / NAME).rmdir()
+    assert "CDI files not written" in [it.message for it in caplog.records]
+
+
 async def test_file_stays_while_containers_run_on_a_claim_that_was_given_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
