@@ -39,7 +39,10 @@ async def test_cgroup_is_not_written_during_a_runtime_call(node: FakeNode) -> No
     while not node.runtime.flying:
         await asyncio.sleep(0)
     node.add("a", Wish("2", policy="none"))
+    ledger = node.agent.reconciler._ledger
     passing = asyncio.create_task(node.agent.reconciler.run_pass())
+    while node.agent.reconciler._ledger is ledger:  # a thread saves the checkpoint before the pass acts
+        await asyncio.sleep(0.001)
     await settle()
     assert node.cpus(pinned) == "1,5"
     node.runtime.gate.set()
