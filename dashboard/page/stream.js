@@ -36,7 +36,7 @@ export class Stream {
   }
 
   open() {
-    if (this.source || !this.address) return;
+    if (this.source || !this.address || document.hidden) return; // a timer may end while the tab is hidden
     const source = new EventSource(this.address);
     this.source = source;
     this.onState("connecting");
